@@ -1,10 +1,13 @@
-"""What a process of its own costs the engine, and what 20 times kill -9 do to the clients of a server; loopback.
+"""What a process of its own costs the engine, and what kill -9 and SIGSTOP of it do to a server; loopback.
 
-usage: python -m benchmarks.engine_process [--model python-9m] [--pairs 15] [--kills 20] [--streams 64] [--out DIR]
+usage: python -m benchmarks.engine_process [--model python-9m] [--pairs 15] [--kills 20] [--streams 64]
+           [--stops 20] [--busy 0] [--out DIR]
 
 Price: two servers, with the engine in a thread and in a process, are asked in turns for one token at a time (TTFT) and
 by 64 streams at once (tokens/s). Kills: while 64 streams run, the engine's process is killed, and each stream's last
-words are counted; a server ends itself at its fifth death within ten minutes, so it is replaced before.
+words are counted; a server ends itself at its fifth death within ten minutes, so it is replaced before. Stops: beside
+64 streams and as many busy processes as --busy says, /ready is asked for a while, and must not say 503; then the engine
+is stopped, again and again, and it must.
 """
 
 import argparse
@@ -13,8 +16,11 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +46,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """One kill -9 of the engine: how the streams ended, by their last words, and when the last of them and /ready."""
+    """One kill -9 of the engine: how the streams ended, by their last words, and when the last of them and /ready.
 
+    `start_s`: the server's own, which loads the same model.
+    """
+
+    start_s: float
     ends: dict[str, int]
     last_end_s: float
     ready_s: float
@@ -49,13 +59,24 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stops:
+    """Beside busy processes: how often /ready was 503 while the engine worked, and when after each SIGSTOP."""
+
+    num_busy: int
+    num_asked: int
+    num_wrong: int
+    unready_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport(Report):
-    """All rounds and kills."""
+    """All rounds, kills and stops."""
 
     model: str
     num_streams: int
     pairs: list[Pair]
     kills: list[Kill]
+    stops: Stops | None
 
 
 def body(**more: object) -> bytes:
@@ -121,7 +142,7 @@ def engine_of(server: Server) -> int:
     return int(children[0])
 
 
-async def kill_once(server: Server, number: int, num_streams: int) -> Kill:
+async def kill_once(server: Server, start_s: float, number: int, num_streams: int) -> Kill:
     prompts = [[number + 1, stream + 1, *PROMPT] for stream in range(num_streams)]  # of which none is a suspect
     streams = [asyncio.create_task(ask(server.port, body(prompt=prompt, max_tokens=900))) for prompt in prompts]
     await asyncio.sleep(0.3)
@@ -138,19 +159,71 @@ async def kill_once(server: Server, number: int, num_streams: int) -> Kill:
         await asyncio.sleep(0.02)
     ready_s = time.perf_counter() - began
     assert (await ask(server.port, body(prompt=PROMPT, max_tokens=2))).rstrip().endswith((b"[DONE]", b"0"))
-    return Kill(ends=ends, last_end_s=last_end_s, ready_s=ready_s, health=health)
+    return Kill(start_s=start_s, ends=ends, last_end_s=last_end_s, ready_s=ready_s, health=health)
 
 
 def measure_kills(options: argparse.Namespace) -> list[Kill]:
     kills: list[Kill] = []
     while len(kills) < options.kills:
+        began = time.perf_counter()
         server = Server(sys.executable, options.model, "--log-level", "error", "--engine-process")
+        start_s = time.perf_counter() - began
         try:
             for _ in range(min(KILLS_A_SERVER, options.kills - len(kills))):
-                kills.append(asyncio.run(kill_once(server, len(kills), options.streams)))
+                kills.append(asyncio.run(kill_once(server, start_s, len(kills), options.streams)))
         finally:
             server.close()
     return kills
+
+
+async def stop_often(server: Server, options: argparse.Namespace) -> Stops:
+    streams = [asyncio.create_task(keep_asking(server.port, stream)) for stream in range(options.streams)]
+    asked = []
+    for _ in range(50 * options.stops):
+        asked.append(await status(server.port, "/ready"))
+        await asyncio.sleep(0.02)
+    engine, unready_s = engine_of(server), []
+    for _ in range(options.stops):
+        os.kill(engine, signal.SIGSTOP)
+        began = time.perf_counter()
+        while await status(server.port, "/ready") == 200:
+            await asyncio.sleep(0.005)
+        unready_s.append(time.perf_counter() - began)
+        os.kill(engine, signal.SIGCONT)
+        while await status(server.port, "/ready") != 200:
+            await asyncio.sleep(0.02)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.wait(streams)
+    return Stops(
+        num_busy=options.busy, num_asked=len(asked), num_wrong=len(asked) - asked.count(200), unready_s=unready_s
+    )
+
+
+async def keep_asking(port: int, stream: int) -> None:
+    while True:
+        await ask(port, body(prompt=[stream + 1, *PROMPT], max_tokens=900))
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep as many processes busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measure_stops(options: argparse.Namespace) -> Stops:
+    server = Server(sys.executable, options.model, "--log-level", "error", "--engine-process")
+    try:
+        with busy(options.busy):
+            return asyncio.run(stop_often(server, options))
+    finally:
+        server.close()
 
 
 def show(report: ProcessReport) -> None:
@@ -164,7 +237,12 @@ def show(report: ProcessReport) -> None:
         ends = {word: sum(kill.ends.get(word, 0) for kill in kills) for word in (*ENDS.values(), "cut off")}
         print(f"{len(kills)} x kill -9: {ends}, /health {sorted({kill.health for kill in kills})}")
         print(f"last reply after {spread([kill.last_end_s for kill in kills], '.3f')} s")
+        more_s = [kill.ready_s - kill.start_s for kill in kills]
         print(f"ready again after {spread([kill.ready_s for kill in kills], '.2f')} s")
+        print(f"which is longer than its server's start by {spread(more_s, '+.2f')} s")
+    if stops := report.stops:
+        print(f"beside {stops.num_busy} busy processes: {stops.num_wrong} of {stops.num_asked} x /ready were wrong")
+        print(f"not ready {spread(stops.unready_s, '.2f')} s after SIGSTOP")
 
 
 def main() -> None:
@@ -173,6 +251,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--busy", type=int, default=0)
     options = parser.parse_args()
     report = ProcessReport(
         name="engine-process",
@@ -180,6 +260,7 @@ def main() -> None:
         num_streams=options.streams,
         pairs=measure_price(options) if options.pairs else [],
         kills=measure_kills(options),
+        stops=measure_stops(options) if options.stops else None,
     )
     show(report)
     save(options.out, report)

@@ -1,6 +1,8 @@
 """The offline API: shapes and names as a vLLM user expects them, and one clear error for a wrong request."""
 
+import gc
 import json
+import sys
 
 import pytest
 
@@ -225,3 +227,22 @@ def test_an_iterator_has_one_set_of_parameters(llm):
     for more in ({"sampling_params": [GREEDY]}, {"adapter": ["a"]}):
         with pytest.raises(RequestError, match="one sampling_params and one adapter"):
             llm.generate(iter(["Lily"]), **more)
+
+
+def test_memory_does_not_grow_with_the_prompts_of_an_iterator(shared_data):
+    """Once the prefix cache is full: nothing is kept of a prompt that was read, not one of Python's blocks of memory."""
+    llm = LLM(str(shared_data / "models/stories260K"), num_threads=1, max_model_len=64, kv_cache_bytes=2**18)
+    count = 800
+    outputs = llm.generate(([5 + n % 500, 5 + n // 500] * 20 for n in range(4 * count)), SamplingParams(max_tokens=1))
+
+    def num_blocks() -> int:
+        """What is in use when as many more were read."""
+        assert all(next(outputs).finished for _ in range(count))
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    num_blocks()
+    before = num_blocks()
+    assert llm.engine.loop.stats().cache.groups[0].total < count, "or the cache still fills"
+    grown = num_blocks() - before
+    assert grown < count / 2, f"{grown} more blocks after {count} more prompts"

@@ -8,25 +8,40 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from bad_inputs import BadInput, allows, bad_inputs
 from live_server import PATIENCE_S, LiveServer, serving
+from starlette.routing import Match
+from test_batches import begin, client_of, ended, results_of
+from test_cross_encoders import save
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.thread_engine import ThreadEngine
+from ridgeline.server.batch.lines import Line, _parsed
 
 MODELS = Path(__file__).resolve().parents[2] / "src/ridgeline/models"
 CLIENTS = 4
 GOOD = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
 EMBEDDING = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score")
+CLASSIFYING = ("/classify", "/rerank", "/score")
+BATCHED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[LiveServer]:
     config = EngineConfig.of(str(MODELS / "python-1m"), task="embed", num_threads=1)
     with serving(ThreadEngine(config)) as server:
+        yield server
+        server.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("bert")
+    save(folder, "bert")
+    with serving(ThreadEngine(EngineConfig.of(str(folder), dtype="float32", num_threads=1))) as server:
         yield server
         server.assert_idle()
 
@@ -115,6 +130,48 @@ def test_nor_is_it_of_a_server_that_embeds(embedder: LiveServer) -> None:
     assert statuses[4] >= 200, statuses
     assert statuses[2] >= 5, "what is allowed is served"
     assert embedder.post("embeddings", input="a").json()["data"] == before
+
+
+def test_nor_is_it_of_a_server_that_classifies(classifier: LiveServer) -> None:
+    before = classifier.client.post("/classify", json={"input": "a dog"}).json()["data"]
+    rows = [row for row in bad_inputs(classifier.client.get("/openapi.json").json()) if row.path in CLASSIFYING]
+    statuses = check(classifier, rows)
+    assert statuses[4] >= 500, statuses
+    assert statuses[2] >= 5, "what is allowed is served"
+    assert classifier.client.post("/classify", json={"input": "a dog"}).json()["data"] == before
+
+
+def test_every_operation_gets_some(small: LiveServer) -> None:
+    """Bodies are spoilt, and parts of paths are; what takes neither has no input but the method."""
+    routes = [route for route in small.server.config.app.routes if not route.path.startswith("/ui")]
+    got = Counter[tuple[str, str]]()
+    for row in bad_inputs(small.client.get("/openapi.json").json()):
+        scope = {"type": "http", "path": unquote(row.path.partition("?")[0]), "method": row.method}
+        got.update((route.path, row.method) for route in routes if route.matches(scope)[0] is Match.FULL)
+    assert min(got[route.path, "POST"] for route in routes if hasattr(route, "body")) >= 80
+    assert got["/v1/files", "POST"] >= 80
+    takes_parts = [(route.path, method) for route in routes if "{" in route.path for method in route.methods - {"HEAD"}]
+    assert len(takes_parts) >= 9 and min(got[taken] for taken in takes_parts) >= 5
+
+
+@pytest.mark.parametrize("path", BATCHED)
+def test_nor_is_a_bad_line_of_a_batch(small: LiveServer, path: str) -> None:
+    """Those that are a request at all: others are told before a batch runs."""
+    bodies = [row.body for row in bad_inputs(small.client.get("/openapi.json").json()) if row.path == path]
+    lines = [
+        b'{"custom_id": "%d", "method": "POST", "url": "%s", "body": %s}' % (number, path.encode(), body)
+        for number, body in enumerate(bodies)
+        if body and b"\n" not in body
+    ]
+    lines = [line for line in lines if isinstance(_parsed(1, line, path), Line)][::5]
+    assert len(lines) >= 200
+    with client_of(small.url) as client:
+        batch = ended(client, begin(client, *(line + b"\n" for line in lines), endpoint=path))
+        results = results_of(client, batch.error_file_id) | results_of(client, batch.output_file_id)
+    assert batch.status == "completed" and len(results) == len(lines), batch
+    wrong = [each for each in results.values() if not each["response"] or each["response"]["status_code"] >= 500]
+    assert not wrong, wrong[:5]
+    assert sum(each["response"]["status_code"] == 400 for each in results.values()) >= len(lines) / 2
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,56 @@ def test_a_batch_from_upload_to_content(client: openai.OpenAI):
     assert output.purpose == "batch_output" and output.bytes == len(client.files.content(output.id).content)
 
 
+CHAT = {"model": "stories-chat", "messages": [{"role": "user", "content": "Once"}], "temperature": 0, "seed": 1}
+PAIR = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+ASKED = {
+    "chat": ("/v1/chat/completions", CHAT | {"max_tokens": 8, "logprobs": True}),
+    "structured": (
+        "/v1/chat/completions",
+        CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PAIR}}},
+    ),
+    "tools": (
+        "/v1/chat/completions",
+        CHAT
+        | {"tools": [{"type": "function", "function": {"name": "f", "parameters": PAIR}}], "tool_choice": "required"},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"model": "stories-chat", "input": "Once", "max_output_tokens": 8, "temperature": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("url", "body"), ASKED.values(), ids=ASKED)
+def test_a_line_gets_what_the_client_gets_from_the_endpoint(client: openai.OpenAI, url: str, body: dict):
+    request = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body}).encode() + b"\n"
+    done = ended(client, begin(client, request, endpoint=url))
+    assert done.status == "completed" and done.error_file_id is None, client.files.content(done.error_file_id).text
+    found = results_of(client, done.output_file_id)["a"]["response"]["body"]
+    if url == "/v1/responses":
+        response = openai.types.responses.Response.model_validate(found)
+        assert response.output_text == client.responses.create(**body).output_text != ""
+        return
+    (choice,) = openai.types.chat.ChatCompletion.model_validate(found).choices
+    (direct,) = client.chat.completions.create(**body).choices
+    message, expected = choice.message, direct.message
+    assert (message.content, choice.finish_reason) == (expected.content, direct.finish_reason)
+    if "tools" in body:
+        assert message.tool_calls[0].function == expected.tool_calls[0].function
+    else:
+        assert message.content and choice.logprobs == direct.logprobs
+
+
+def test_a_batch_of_embeddings(tmp_path: Path):
+    engine = ThreadEngine(EngineConfig.of("python-1m", task="embed", num_threads=1))
+    with serving(engine, files=str(tmp_path)) as live, client_of(live.url) as client:
+        request = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["one", "two"]}}
+        done = ended(client, begin(client, json.dumps(request).encode(), endpoint="/v1/embeddings"))
+        found = results_of(client, done.output_file_id)["a"]["response"]["body"]["data"]
+        direct = client.embeddings.create(model="python-1m", input=["one", "two"], encoding_format="float").data
+        assert [each["embedding"] for each in found] == [each.embedding for each in direct]
+
+
 def test_tokens_are_the_same_by_python_http_and_batch(chat_model: Path, tmp_path: Path):
     config = EngineConfig.of(str(chat_model), dtype="float32", num_threads=1, deterministic=True)
     llm = LLM(str(chat_model), dtype="float32", num_threads=1, deterministic=True)

@@ -6,6 +6,7 @@ from live_server import new_engine, serving
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.server.app import create_app
 from ridgeline.server.settings import ServerSettings
+from ridgeline.text.chat import NAMED
 
 MESSAGES = [{"role": "user", "content": "Once"}]
 
@@ -19,7 +20,19 @@ def test_without_a_template_chat_says_what_is_missing(bare):
     with serving(new_engine(bare)) as server:
         response = server.post("chat/completions", messages=MESSAGES)
         assert response.status_code == 400
-        assert "no chat template: start the server with --chat-template FILE" in response.json()["error"]["message"]
+        message = response.json()["error"]["message"]
+        assert "no chat template: start the server with --chat-template FILE" in message
+        assert all(name in message for name in NAMED)
+
+
+def test_a_name_makes_the_prompt(bare):
+    with serving(new_engine(bare), chat_template="phi3") as server:
+        ids = server.client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+        expected = server.engine.engine.intake.encode(
+            "<|user|>\nOnce<|end|>\n<|assistant|>\n", add_special_tokens=False
+        )
+        assert ids == expected
+        assert server.post("chat/completions", messages=MESSAGES, max_tokens=2).status_code == 200
 
 
 def test_a_given_template_makes_the_prompt(bare, tmp_path):

@@ -18,11 +18,12 @@ from live_server import PATIENCE_S, LiveServer, eventually, serving
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, OverloadedError
 from ridgeline.engine.client import EngineStats
-from ridgeline.engine.process import client, link
-from ridgeline.engine.process.client import ProcessEngine
+from ridgeline.engine.process import child, client, link
+from ridgeline.engine.process.client import Deaths, ProcessEngine
 from ridgeline.engine.process.quarantine import Quarantine
 from ridgeline.engine.recording import read_recording
 from ridgeline.engine.thread_engine import ThreadEngine
+from ridgeline.server import run
 
 CONFIG = EngineConfig.of("python-1m", num_threads=1, max_model_len=512, deterministic=True)
 LONG = {"max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -69,8 +70,8 @@ def kill(live: LiveServer) -> None:
 def later_stats(live: LiveServer) -> EngineStats:
     """Counts of now: those that are known may be a beat old, and the next beat may have been counted before."""
     for _ in range(2):
-        known = live.engine.stats()
-        eventually(lambda: live.engine.stats() is not known)  # noqa: B023
+        known = live.engine._stats
+        eventually(lambda: live.engine._stats is not known)  # noqa: B023
     return live.engine.stats()
 
 
@@ -132,10 +133,10 @@ def test_the_pages_read_the_journal_of_the_process(shared: LiveServer, tmp_path:
 def test_a_client_that_leaves_frees_its_blocks(shared: LiveServer) -> None:
     with shared.client.stream("POST", "/v1/completions", json=LONG | {"prompt": [9]}) as response:
         next(response.iter_bytes())
-    before = shared.engine.stats()  # beats come in the order of tokens: all later ones are of after the first token
+    before = shared.engine._stats  # beats come in the order of tokens: all later ones are of after the first token
 
     def is_free() -> bool:
-        now = shared.engine.stats()
+        now = shared.engine._stats
         return now is not before and now.num_running == now.cache.groups[0].used == shared.engine.num_unfinished == 0
 
     eventually(is_free)
@@ -144,7 +145,7 @@ def test_a_client_that_leaves_frees_its_blocks(shared: LiveServer) -> None:
 def test_a_killed_engine_ends_64_streams_and_serves_again(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
     restart, may_restart = ProcessEngine._restart, []
-    monkeypatch.setattr(ProcessEngine, "_restart", lambda self, now_s: may_restart and restart(self, now_s))
+    monkeypatch.setattr(ProcessEngine, "_restart", lambda self: may_restart and restart(self))
     with ThreadPoolExecutor(64) as pool:
         os.kill(live.engine.process_id, signal.SIGSTOP)  # or the first ends before the last is asked
         asked = [pool.submit(stream_of, live, [5, 6, number + 1]) for number in range(64)]
@@ -249,6 +250,50 @@ def test_an_engine_that_dies_again_and_again_ends_the_server(monkeypatch: pytest
         live.client.close()
         live.thread.join(PATIENCE_S)
         assert not live.thread.is_alive() and live.server.exit_code == 5
+
+
+def test_who_served_starts_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 10 * PATIENCE_S)
+    with serving(ProcessEngine(CONFIG)) as live:
+        for number in range(1, client.MAX_DEATHS):
+            kill(live)
+            eventually(lambda: ready(live))
+            assert live.engine.stats().num_restarts == number
+
+
+def test_pauses_grow_while_no_start_gets_ready() -> None:
+    now_s = [100.0]
+    deaths = Deaths(lambda: now_s[0])
+
+    def pause_s(served: bool) -> float:
+        deaths.add(served=served)
+        began_s = now_s[0]
+        while not deaths.may_start:
+            now_s[0] += 0.125
+        return now_s[0] - began_s
+
+    assert [pause_s(served) for served in (True, False, False, True)] == [0, 1, 2, 0]
+    assert not deaths.too_many
+    assert pause_s(served=False) == 1 and deaths.too_many
+    now_s[0] = 100.0 + client.DEATHS_WITHIN_S  # the first of five is as long ago
+    assert not deaths.too_many
+    for _ in range(20):  # as often as one likes, if they are far enough apart
+        now_s[0] += client.DEATHS_WITHIN_S / 4
+        assert pause_s(served=True) == 0 and not deaths.too_many
+
+
+def test_a_stopped_engine_is_not_ready_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a second: what is lost by then is three beats at least, so that one late beat says nothing."""
+    assert 3 * child.BEAT_S < client.QUIET_S <= 1.0 - run.TICK_S
+    monkeypatch.setattr(client, "SILENT_S", PATIENCE_S)
+    with serving(ProcessEngine(CONFIG)) as live:
+        before = live.engine.process_id
+        os.kill(before, signal.SIGSTOP)
+        eventually(lambda: not ready(live))
+        assert_told_to_retry(stream_of(live, [5, 6]))
+        os.kill(before, signal.SIGCONT)
+        eventually(lambda: ready(live))
+        assert live.engine.process_id == before and live.engine.stats().num_restarts == 0
 
 
 def test_deadlines_hold_while_the_engine_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
 @pytest.fixture
 def live(server: LiveServer) -> Iterator[LiveServer]:
     """A server that has forgotten all deaths, and leaks nothing in a test."""
-    server.engine._deaths_s.clear()
+    server.engine._deaths = client.Deaths(time.monotonic)
     server.engine._quarantine._deaths.clear()
     server.complete(prompt=[5], max_tokens=1)
     descriptors = num_descriptors()
@@ -114,7 +115,7 @@ def test_a_fault_that_ends_the_process_tells_all_to_retry_and_the_next_gives_the
     expected = [ids_of(ask(live, prompt)) for prompt in NEIGHBOURS]
     before, restarts = live.engine.process_id, live.engine.stats().num_restarts
     restart, may_restart = ProcessEngine._restart, []
-    monkeypatch.setattr(ProcessEngine, "_restart", lambda self, now_s: may_restart and restart(self, now_s))
+    monkeypatch.setattr(ProcessEngine, "_restart", lambda self: may_restart and restart(self))
     with fault(folder, name):
         for response in ask_together(live, *NEIGHBOURS):
             assert_told_to_retry(response)
@@ -164,7 +165,7 @@ def test_an_engine_that_says_nothing_any_more_is_ended(
 def test_a_load_that_fails_is_tried_again(live: LiveServer, folder: Path, name: str) -> None:
     with fault(folder, name):
         kill(live)
-        eventually(lambda: len(live.engine._deaths_s) >= 2)
+        eventually(lambda: len(live.engine._deaths._last_s) >= 2)
         assert_told_to_retry(ask(live, POISON))
         assert live.client.get("/health").status_code == 200
     eventually(lambda: ready(live))

@@ -1,5 +1,6 @@
 """The two POST endpoints, over HTTP, as the official client and a plain one see them."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,22 @@ def test_golden_200_tokens(live: LiveServer, golden: dict) -> None:
     chunks = chunks_of(live, "completions", **body)
     assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == golden["ids"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+
+
+def test_the_asynchronous_client_streams_many_at_once(live: LiveServer, client: openai.OpenAI) -> None:
+    bodies = [{"model": "stories-chat", "prompt": START, "max_tokens": 8, "seed": seed} for seed in range(8)]
+
+    async def text_of(asked: openai.AsyncOpenAI, body: dict) -> str:
+        stream = await asked.completions.create(**body, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def texts() -> list[str]:
+        url = f"{live.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=PATIENCE_S) as asked:
+            return await asyncio.gather(*(text_of(asked, body) for body in bodies))
+
+    expected = [client.completions.create(**body).choices[0].text for body in bodies]
+    assert asyncio.run(texts()) == expected and len(set(expected)) > 1
 
 
 def test_openai_completion_streamed_is_the_same(client: openai.OpenAI) -> None:

@@ -38,7 +38,10 @@ def batch(
         str | None, typer.Argument(metavar="OUT", help="JSON lines of results; those of an earlier run stay.")
     ] = None,
     chat_template: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Jinja file that makes prompts. Default: the model's own.")
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."
+        ),
     ] = None,
     max_line_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a line in bytes.")] = 2 * 2**20,
 ) -> None:
@@ -75,7 +78,9 @@ def batch(
 
 def _deciding(config: EngineConfig, chat_template: str | None) -> str:
     """Return what decides results beside the lines: not how fast they come."""
-    template = None if chat_template is None else Path(chat_template).read_bytes()
+    from ridgeline.text.chat import read_template
+
+    template = None if chat_template is None else read_template(chat_template).encode()
     return repr((config.model, config.quantize, config.cache.kv_dtype, config.seed, config.adapters, template))
 
 

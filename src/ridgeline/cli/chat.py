@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,8 +34,10 @@ def chat(
         str | None, typer.Option("--quick", "-q", metavar="MESSAGE", help="Reply to one message and exit.")
     ] = None,
     chat_template: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Jinja file to make prompts of messages. Default: the model's own."),
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."
+        ),
     ] = None,
 ) -> None:
     """Talk to a model in the terminal: one message in, one reply out.

@@ -172,14 +172,14 @@ class LLM:
 
     def chat_template(self, source: str | None = None) -> "ChatTemplate":
         """Compile `source`, Jinja text, or the model's own chat template. Raises RequestError if there is neither."""
-        from ridgeline.text.chat import ChatTemplate  # with jinja2, for those who chat
+        from ridgeline.text.chat import GIVE_ONE, ChatTemplate  # with jinja2, for those who chat
 
         tokenizer = self.engine.tokenizer
         template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         if template is None:
             lacks = "tokenizer" if tokenizer is None else "chat template, which makes a prompt of messages"
-            fix = "on the command line --chat-template FILE), or use generate with a plain prompt"
-            raise RequestError(f"this model has no {lacks}: give one (chat_template=, {fix}", param="messages")
+            fix = f"chat_template=, on the command line {GIVE_ONE}; or use generate with a plain prompt"
+            raise RequestError(f"this model has no {lacks}: give {fix}", param="messages")
         return template
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:

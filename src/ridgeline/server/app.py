@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.engine.client import EngineClient
@@ -131,6 +131,9 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:
     """Raise every error on: RequestBoundary maps them all, and starlette is not to respond by itself."""
+    if isinstance(error, HTTPException) and error.status_code == 405:  # of a path's routes starlette names the first's
+        fitting = [route for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE]
+        error.headers = {"Allow": ", ".join(sorted(method for route in fitting for method in route.methods))}
     raise error
 
 

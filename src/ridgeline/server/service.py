@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -99,7 +98,7 @@ class Service:
         self._turns = Turns(time.monotonic)
         self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
-        source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
+        source = None if settings.chat_template is None else read_template(settings.chat_template)
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         template = "" if self.chat_template is None else self.chat_template.source
         self.calls = chosen_format(settings.tool_call_parser, template)

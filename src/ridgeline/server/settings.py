@@ -15,7 +15,9 @@ class ServerSettings:
     PANEL: ClassVar[str] = "Server"
 
     served_model_names: tuple[str, ...] = option((), "Name of the model in the API; may be given several times.")
-    chat_template: str | None = option(None, "Jinja file that makes prompts. Default: the model's own.", metavar="FILE")
+    chat_template: str | None = option(
+        None, "What makes prompts: a Jinja file, or a name. Default: the model's own.", metavar="FILE|NAME"
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Show chat template and special tokens at /tokenizer_info, for clients that make prompts themselves."
     )

@@ -17,6 +17,8 @@ from ridgeline.text.template_limits import Budget, RefusedError
 from ridgeline.text.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
 
 MAX_OUTPUT_CHARS = 4 * 2**20
+NAMED = {path.stem: path for path in sorted(Path(__file__).with_name("templates").glob("*.jinja"))}
+GIVE_ONE = f"--chat-template FILE, or the NAME of one: {', '.join(NAMED)}"
 _OURS = ("messages", "tools", "add_generation_prompt")
 
 
@@ -93,14 +95,16 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def read_template(path: Path) -> str:
-    """Read the Jinja text of a chat template. Raises ConfigError for a file that cannot be one."""
+def read_template(name: str) -> str:
+    """Read the Jinja text of a chat template, one that is here or a file. Raises ConfigError where it cannot be one."""
+    path = NAMED.get(name, Path(name))
     try:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes; give a Jinja text file")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"chat template {path} cannot be read: {error}; give a Jinja text file") from error
+        how = f"give a Jinja text file, or one of {', '.join(NAMED)}"
+        raise ConfigError(f"chat template {path} cannot be read: {error}; {how}") from error
 
 
 def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:

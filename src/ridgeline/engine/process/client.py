@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.core import errors
+from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
 from ridgeline.core.log import get_logger
@@ -29,12 +30,38 @@ from ridgeline.weights.folder import ModelFolder
 
 log = get_logger("engine")
 
-QUIET_S = 2.0  # without a beat, a server is not ready
+QUIET_S = 0.85  # without a beat, a server is not ready: three are lost, and it shows within a second
 SILENT_S = 5.0  # without a beat, the process hangs
 LOAD_S, LOAD_RATIO = 60.0, 10.0  # what a process gets to load its model again: this, or so many times the first load
 TICK_S = 0.5  # at most counted between two looks: a server that was itself stopped blames nobody
 MAX_DEATHS, DEATHS_WITHIN_S = 5, 600.0
+FIRST_PAUSE_S = 1.0  # after a start that failed, and twice as long after each one more
 STOP_S = 10.0  # for the current step to end
+
+
+class Deaths:
+    """Counts deaths of an engine's processes: when the next one may start, and whether there were too many."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._num_failed_starts = 0  # in a row
+        self._next_start_s = 0.0
+
+    def add(self, *, served: bool) -> None:
+        """Count a death. After one that `served` another starts at once; one that never got ready may do so again."""
+        self._num_failed_starts = 0 if served else self._num_failed_starts + 1
+        pause_s = FIRST_PAUSE_S * 2.0 ** (self._num_failed_starts - 1) if self._num_failed_starts else 0.0
+        self._last_s.append(self._clock())
+        self._next_start_s = self._last_s[-1] + pause_s
+
+    @property
+    def may_start(self) -> bool:
+        return self._clock() >= self._next_start_s
+
+    @property
+    def too_many(self) -> bool:
+        return len(self._last_s) == MAX_DEATHS and self._clock() - self._last_s[0] < DEATHS_WITHIN_S
 
 
 class ProcessEngine:
@@ -68,8 +95,7 @@ class ProcessEngine:
         self._draining = False
         self._busy_s = self._silence_s = 0.0
         self._looked_s = time.monotonic()
-        self._deaths_s: deque[float] = deque(maxlen=MAX_DEATHS)
-        self._restart_s = 0.0
+        self._deaths = Deaths(time.monotonic)
 
     def start(self) -> None:
         assert self._link is not None
@@ -130,10 +156,10 @@ class ProcessEngine:
         passed_s, self._looked_s = min(now_s - self._looked_s, TICK_S), now_s
         if self._draining and self._link is None:
             return None
-        if len(self._deaths_s) == MAX_DEATHS and now_s - self._deaths_s[0] < DEATHS_WITHIN_S:
+        if self._deaths.too_many:
             return f"the engine died {MAX_DEATHS} times within {DEATHS_WITHIN_S / 60:g} minutes"
         if self._link is None:
-            self._restart(now_s)
+            self._restart()
         else:
             self._silence_s += passed_s
             max_silence_s = SILENT_S if self._ready else self._max_load_s
@@ -145,9 +171,9 @@ class ProcessEngine:
 
     # ---- the process comes and goes
 
-    def _restart(self, now_s: float) -> None:
+    def _restart(self) -> None:
         """Start another process once the last one is gone: two have no room beside each other."""
-        if self._gone is None or (fate := self._gone.fate) is None or now_s < self._restart_s:
+        if self._gone is None or (fate := self._gone.fate) is None or not self._deaths.may_start:
             return
         config, number = replace(self._config, adapters=self.adapters.again()), self._stats.num_restarts + 1
         if config.journal is not None:  # what the processes before wrote stays as it is
@@ -156,7 +182,7 @@ class ProcessEngine:
             link = Link(config)
         except OSError as error:
             log.error("no engine process can be started: %s", error)
-            self._count_death(now_s)
+            self._deaths.add(served=False)
             return
         log.warning("engine process %d %s; another one starts", self._gone.process.pid, fate)
         self._gone, self._link = None, link
@@ -176,9 +202,9 @@ class ProcessEngine:
         """Take in a death: end what the process had to do."""
         if self._link is None:  # `stop` has ended it
             return
+        self._deaths.add(served=self._ready)
         self._gone, self._link, self._ready = self._link, None, False
         self._busy_s = self._silence_s = 0.0
-        self._count_death(time.monotonic())
         log.error(
             "engine process %d died: %d open requests are told to retry", self._gone.process.pid, self.num_unfinished
         )
@@ -188,12 +214,6 @@ class ProcessEngine:
             loading.set_result(wire.Failed(OverloadedError.__name__, STOPPED))
         self._loading.clear()
         self._stats = replace(self._stats, num_running=0, num_waiting=0)
-
-    def _count_death(self, now_s: float) -> None:
-        """Count a death, and choose when the next process starts."""
-        num_recent = sum(now_s - death_s < DEATHS_WITHIN_S for death_s in self._deaths_s)
-        self._restart_s = now_s + (2.0 ** (num_recent - 1) if num_recent else 0.0)
-        self._deaths_s.append(now_s)
 
     # ---- messages
 

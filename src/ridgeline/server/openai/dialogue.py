@@ -12,7 +12,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.server.openai.fields import refuse_unsupported
 from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, ToolCall
 from ridgeline.server.service import Service
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.chat import GIVE_ONE, ChatTemplate
 from ridgeline.text.outputs import OutputFormat
 from ridgeline.text.tools.forcing import calls_among_text, forced_calls, reasoning_before, thoughts_before
 from ridgeline.text.tools.formats import INSTRUCTIONS
@@ -91,7 +91,7 @@ def rendered(
     template = service.chat_template
     if template is None:
         raise RequestError(
-            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
+            f"this model has no chat template: start the server with {GIVE_ONE}; or use /v1/completions",
             param="messages",
         )
     if not messages:
