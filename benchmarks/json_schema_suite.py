@@ -1,15 +1,14 @@
 """Compile every schema of the JSON-Schema test suite, and of others: valid outputs or a named refusal, never a hang.
 
-Usage: python -m benchmarks.json_schema_suite [--outputs N] FOLDER [FOLDER ...]: folders of JSON files, as those of
-https://github.com/json-schema-org/JSON-Schema-Test-Suite, lists of groups with a `schema` and `tests`, or as the
-corpora of https://github.com/python-jsonschema/hypothesis-jsonschema, objects of schemas by name. Where a schema
-compiles, each test's data is checked: what the suite calls valid or not, and whether the grammar takes it in one of its
-spellings (1 for 1.0, another order of keys). `--outputs` makes so many outputs of each schema as well, at random among
-what the grammar allows, and has jsonschema check them. Exit status 1 where something is neither compiled nor refused
-with a reason, or a grammar takes data that is invalid.
+usage: python -m benchmarks.json_schema_suite [--outputs N] [--out DIR] FOLDER [FOLDER ...]: folders of JSON files, as
+of https://github.com/json-schema-org/JSON-Schema-Test-Suite, lists of groups with a `schema` and `tests`, or as the
+corpora of https://github.com/python-jsonschema/hypothesis-jsonschema, objects of schemas by name and lists of them.
+Where a schema compiles, each test's data is checked: what the suite calls valid or not, and whether the grammar takes
+it in one of its spellings (1 for 1.0, another order of keys). `--outputs` makes so many outputs of each schema as
+well, at random among what the grammar allows, and has jsonschema check them. Exit status 1 where something is neither
+compiled nor refused with a reason, or a grammar takes data that is invalid.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -23,6 +22,9 @@ from decimal import Decimal, DecimalException
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import option_parser, save
+
+from ridgeline.bench.report import Report
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.text.grammar import Grammar, GrammarCompiler
@@ -45,6 +47,14 @@ class Found:
     narrow: list[str] = field(default_factory=list[str])
     wrong: list[str] = field(default_factory=list[str])
     slowest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteReport(Report):
+    """What came of the schemas of each folder, by its name; so many outputs were made of each that compiled."""
+
+    num_outputs: int
+    folders: dict[str, Found]
 
 
 class Checker:
@@ -112,11 +122,11 @@ def groups(folder: Path) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
     """Yield name, schema and tests of every group below a folder; there are none for schemas by name."""
     for path in sorted(folder.rglob("*.json")):
         content = json.loads(path.read_text("utf-8"))
-        if isinstance(content, dict):
-            yield from ((f"{path.name}: {name}", schema, []) for name, schema in content.items())
-            continue
-        for group in content:
-            yield f"{path.name}: {group['description']}", group["schema"], group["tests"]
+        for group in content if isinstance(content, list) else [content]:
+            if "tests" in group:
+                yield f"{path.name}: {group['description']}", group["schema"], group["tests"]
+            else:
+                yield from ((f"{path.name}: {name}", schema, []) for name, schema in group.items())
 
 
 def problem_of(schema: Any, text: str) -> str | None:
@@ -164,32 +174,37 @@ def check(
             found.wrong.append(f"{name}: {problem}")
 
 
-def run(folders: Sequence[Path], num_outputs: int = 0) -> Found:
-    """Check all schemas below the folders."""
+def run(folder: Path, num_outputs: int = 0) -> Found:
+    """Check all schemas below a folder."""
     checker, found = Checker(), Found()
-    for folder in folders:
-        for group in groups(folder):
-            check(checker, found, *group, num_outputs=num_outputs)
+    for group in groups(folder):
+        check(checker, found, *group, num_outputs=num_outputs)
     return found
 
 
-def main() -> int:
-    """Print what came of it; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--outputs", type=int, default=0, help="outputs of each schema that jsonschema checks")
-    args = parser.parse_args()
-    found = run(args.folders, args.outputs)
+def show(name: str, found: Found) -> None:
+    print(f"{name}: the slowest took {found.slowest_s:.2f} s")
     for what, count in sorted(found.counts.items()):
         print(f"{count:6} {what}")
-    print(f"slowest: {found.slowest_s:.2f} s")
     for reason, count in found.refusals.most_common(40):
         print(f"{count:6} refused: {reason}")
     for each in found.narrow:
         print(f"narrow: {each}")
     for each in found.wrong:
         print(f"wrong: {each}")
-    return bool(found.wrong)
+
+
+def main() -> int:
+    """Print what came of it; return the exit status."""
+    parser = option_parser(__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--outputs", type=int, default=0, help="outputs of each schema that jsonschema checks")
+    options = parser.parse_args()
+    found = {folder.name: run(folder, options.outputs) for folder in options.folders}
+    for name, each in found.items():
+        show(name, each)
+    save(options.out, SuiteReport(name="json-schema-suite", num_outputs=options.outputs, folders=found))
+    return any(each.wrong for each in found.values())
 
 
 if __name__ == "__main__":

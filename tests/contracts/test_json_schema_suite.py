@@ -14,6 +14,6 @@ def test_schemas_of_the_suite_are_followed_or_refused(shared_data: Path, monkeyp
         pytest.skip("THE JSON-SCHEMA TEST SUITE IS NOT HERE: schemas of structured output are not tested against it")
     groups = json_schema_suite.groups
     monkeypatch.setattr(json_schema_suite, "groups", lambda folder: list(groups(folder))[::EVERY])
-    found = json_schema_suite.run([folder])
+    found = json_schema_suite.run(folder)
     assert not found.wrong
     assert found.counts["compiled"] > 20 and found.counts["refused"] > 20 and found.counts["valid data taken"] > 40

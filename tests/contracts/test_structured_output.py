@@ -98,6 +98,19 @@ def test_drafts_change_nothing(alone, llm, temperature):
     assert sum(stats.num_accepted_tokens for stats in drafts.values()) > 0
 
 
+def test_all_blocks_of_what_ended_by_its_grammar_are_cached(llm):
+    """Wherever in a block it ends: what is computed is all but its last token."""
+    ended = StructuredOutputsParams(regex="[a-z]( [a-z]){40}")
+    size = llm.engine.loop.scheduler.cache.layout.block_size
+    prompts = [[9, length, *[8] * length] for length in range(5, 5 + size)]
+    params = SamplingParams(temperature=0, max_tokens=120, structured_outputs=ended)
+    outputs = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+    texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
+    again = llm.generate([[*text, 7] for text in texts], SamplingParams(temperature=0, max_tokens=1))
+    assert [one.num_cached_tokens for one in again] == [(len(text) - 1) // size * size for text in texts]
+
+
 def test_outputs_of_one_prompt_follow_the_grammar_on_their_own(llm):
     (output,) = llm.generate("x = ", params("regex", n=4, logprobs=2), use_tqdm=False)
     assert all(c.finish_reason == "stop" and valid("regex", c.text) for c in output.outputs)

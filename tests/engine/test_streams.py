@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 
 import pytest
 
@@ -101,12 +102,40 @@ async def drained(stream: AsyncGenerator[OutputDelta, None]) -> int:
     return len([delta async for delta in stream])
 
 
-def test_a_reader_of_everything_is_never_held() -> None:
+@pytest.mark.parametrize("logprobs", [(), [TOP] * 24])
+def test_a_reader_of_whole_outputs_is_woken_for_several_deltas_and_for_ends(logprobs: list[TokenLogprob]) -> None:
+    """Before it would be held: what it is not woken for is nothing that it waits for."""
+
+    async def scenario() -> list[int]:
+        streams = OpenStreams(lambda requests: None, lambda name: None, never, lambda: True)
+        read, counts = list[OutputDelta](), list[int]()
+
+        async def reading() -> None:
+            async for delta in streams.read(request("whole"), request("other"), whole=True):
+                read.append(delta)
+
+        task = asyncio.ensure_future(reading())
+        await asyncio.sleep(0)
+        ends = [None] * 10 + [END] + [None] * 2 + [END]
+        for number, end in enumerate(ends):
+            streams.dispatch([OutputDelta("other" if number < 11 else "whole", 0, "a", [1], logprobs, finish=end)])
+            await asyncio.sleep(0)
+            counts.append(len(read))
+        await task
+        assert all(a.came_s < b.came_s for a, b in pairwise(read))
+        return counts
+
+    by_number, by_size = [0] * 7 + [8] * 3 + [11] * 3 + [14], [0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 11, 11, 11, 14]
+    assert asyncio.run(scenario()) == (by_size if logprobs else by_number)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_reader_of_everything_is_never_held(whole: bool) -> None:
     """However much comes at once: it reads all before anybody else has a turn."""
 
     async def scenario() -> None:
         streams = OpenStreams(lambda requests: None, lambda name: None, never, lambda: True)
-        reading = asyncio.ensure_future(drained(streams.read(request("whole"))))
+        reading = asyncio.ensure_future(drained(streams.read(request("whole"), whole=whole)))
         await asyncio.sleep(0)
         for _ in range(20):
             for _ in range(100):

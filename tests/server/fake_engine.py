@@ -101,7 +101,7 @@ class FakeEngine:
             self._open.remove(request_id)
             self.aborted.append(request_id)
 
-    async def stream(self, *requests: Request):
+    async def stream(self, *requests: Request, whole: bool = False):
         self.submit(*requests)
         try:
             for request in requests:

@@ -49,6 +49,14 @@ def small(chat_model: Path) -> Iterator[LiveServer]:
             "620 log-probabilities in one response; this server holds 600: ask for fewer tokens",
         ),
         ("completions", {"prompt": "a", "metadata": {f"{i}": "" for i in range(17)}}, "metadata", "length <= 16"),
+        (
+            "completions",
+            {"prompt": "a", "metadata": {f"{i}": "" for i in range(99_999)}},
+            "metadata",
+            "at most 16 keys",
+        ),
+        ("completions", {"prompt": [1] * 500_000 + ["a"]}, "prompt", "the prompt has 500001"),
+        ("completions", {"prompt": ["a"] * 2 + [1]}, "prompt", "only one of these"),
         ("completions", {"prompt": "a", "metadata": {"a": "b" * 513}}, "metadata", "length <= 512"),
         ("chat/completions", {"messages": [MESSAGE], "metadata": {"a" * 65: "b"}}, "metadata", "length <= 64"),
     ],
@@ -58,6 +66,14 @@ def test_too_much_is_refused_by_its_name(small: LiveServer, path: str, body: dic
     error = response.json()["error"]
     assert response.status_code == 400 and words in error["message"], error
     assert error["param"] == param or param == "metadata"
+
+
+def test_all_that_metadata_may_hold_is_taken_however_it_is_escaped(small: LiveServer) -> None:
+    metadata = {f"{number:x}" + "\U0001f600" * 63: "\U0001f600" * 512 for number in range(16)}
+    content = json.dumps({"prompt": "a", "max_tokens": 1, "metadata": metadata})
+    assert len(content) > 100_000 and "\\ud83d" in content
+    response = small.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
 
 
 def test_a_chat_with_logprobs_and_no_length_has_as_many_as_are_held(small: LiveServer) -> None:

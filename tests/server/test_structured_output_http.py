@@ -113,6 +113,42 @@ def test_refusals_name_the_field(live: LiveServer, fields: dict, param: str, wor
     assert words in error["message"], error
 
 
+UNSUPPORTED = {  # by a word of the refusal
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "contains": {"contains": {"const": 1}},
+    "minContains": {"contains": {}, "minContains": 2},
+    "unevaluatedProperties": {"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
+    "unevaluatedItems": {"anyOf": [{"prefixItems": [{}]}], "unevaluatedItems": False},
+    "if": {"if": {"const": 1}, "then": {"type": "string"}},
+    "not": {"not": {"const": "a"}},
+    "propertyNames": {"propertyNames": {"maxLength": 3}},
+    "oneOf": {"oneOf": [{"minimum": 1}, {"maximum": 5}]},
+    "$dynamicRef": {"$dynamicRef": "#a"},
+    "$recursiveRef": {"$recursiveRef": "#"},
+    "https://example.com/a": {"$ref": "https://example.com/a"},
+    "/$defs/missing": {"$ref": "#/$defs/missing"},
+    "iri": {"type": "string", "format": "iri"},
+    "look-around": {"type": "string", "pattern": "(?!a)b"},
+    "backreferences": {"type": "string", "pattern": r"(a)\1"},
+    "minProperties": {"type": "object", "minProperties": 2},
+    "const": {"const": 2**53 + 1},
+    "multipleOf": {"multipleOf": 1e-11},
+    "type: any": {"type": "any"},
+}
+
+
+@pytest.mark.parametrize("word", UNSUPPORTED)
+def test_a_keyword_that_cannot_be_followed_is_named_wherever_it_stands(live: LiveServer, word: str):
+    inner = {"anyOf": [{"type": "null"}, UNSUPPORTED[word]]}
+    schema = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "any", "strict": True, "schema": schema}}
+    messages = [{"role": "user", "content": "Once"}]
+    response = live.post("chat/completions", messages=messages, max_tokens=4, response_format=asked)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "response_format", error
+    assert error["code"] == "unsupported_schema" and word in error["message"], error
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -219,6 +219,8 @@ def test_schemas_by_name_are_read_too(tmp_path: Path) -> None:
         ("corpus.json: one", {"type": "null"}),
         ("corpus.json: two", False),
     ]
+    (tmp_path / "corpus.json").write_text(json.dumps([{"one": {"type": "null"}}, {"two": False}]))
+    assert [name for name, _, _ in groups(tmp_path)] == ["corpus.json: one", "corpus.json: two"]
 
 
 def test_an_output_at_random_is_judged(checker: Checker) -> None:

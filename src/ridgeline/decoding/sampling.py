@@ -86,7 +86,7 @@ class Sampler:
     def write_masks(self, sampling: SamplingMetadata) -> None:
         """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
         if self._last is not None and self._last.masks:
-            np.stack(self._last.masks, out=sampling.masks_MW)
+            np.concatenate(self._last.masks, out=sampling.masks_MW.reshape(-1))
 
     def trials(self) -> Trials | None:
         """Return the drafted tokens of the rows whose metadata were asked for last, where the backend verifies some."""

@@ -126,8 +126,10 @@ class EngineClient(Protocol):
         """Requests whose outputs are still being read."""
         ...
 
-    def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
+    def stream(self, *requests: Request, whole: bool = False) -> AsyncGenerator[OutputDelta, None]:
         """Queue `requests`, whose ids are new, and yield the deltas of all their outputs until each has finished.
+
+        `whole`: they are not told of on the way, and may come a few at a time.
 
         Closing the generator aborts what has not. Raises OverloadedError at the first delta where the engine takes no
         more, and later if it stops before all have finished.

@@ -54,6 +54,12 @@ class StepCommit:
                 self._commit(seq, seq.num_computed)
             except Exception as error:
                 self.scheduler.fault(seq, error)
+        for seq, grammar in run.grammars:
+            try:
+                if seq.num_computed and grammar.accept(seq.token_ids[-1]):  # 0: it failed above, or when another ended
+                    self._end_as(seq, FinishReason.STOP)
+            except Exception as error:
+                self.scheduler.fault(seq, error)
 
     def _decode_each(self, seqs: Items[Sequence], samples: Items[SampledToken]) -> None:
         """Take in the tokens of a decode step where some may be the last of their outputs."""

@@ -89,7 +89,7 @@ class DecodeRun:
         """Find out what holds for all steps to come."""
         seqs, first, size = self.seqs, self._first, self._cache.layout.block_size
         self._stop_ids = frozenset[int]().union(*[seq.request.stop_ids for seq in seqs])
-        self._any_may_end = any(seq.grammar is not None for seq in seqs)
+        self.grammars = [(seq, seq.grammar) for seq in seqs if seq.grammar is not None]
         self._begins: dict[int, list[int]] = defaultdict(list)  # by number % block size: whose token begins a block
         self._changes: dict[int, list[int]] = defaultdict(list)  # the same: of whom the cache changes at the commit
         self._changed: list[int] = []  # since the last plan
@@ -153,7 +153,7 @@ class DecodeRun:
         self._num_landed += 1
         changes = self._changes.get(self._num_landed % self._cache.layout.block_size, ())
         self._changed += changes
-        may_end = self._any_may_end or self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
+        may_end = self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
         return changes, may_end
 
     def _tables(self, indices: Iterable[int]) -> tuple[tuple[BlockTable, ...], ...]:

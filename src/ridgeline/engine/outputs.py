@@ -33,6 +33,7 @@ class OutputDelta(msgspec.Struct, array_like=True):
     prompt_logprobs: Sequence[TokenLogprob] = ()
     vector_H: Vectors | None = None
     finish: Finish | None = None
+    came_s: float = 0.0  # when its reader's process got it, on a monotonic clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ DEADLINE_GRACE_S = 0.25  # an engine ends what is late by itself; after this it 
 LATE = "the request's deadline passed before the output was complete; retry"
 HOLD_BYTES = 64 * 2**10  # about what waits for the reader of one output before the engine computes no more of it
 DELTA_BYTES, LOGPROB_BYTES = 256, 128  # of a delta as its reader writes it, and of each log-probability in it
+PILE = 8  # deltas that wake a reader of whole outputs: one at a time, it takes thrice the time for them
 STOPPED = "the engine stopped before the output was complete; retry"
 
 
@@ -23,6 +24,7 @@ class _Reader:
     """Reads the outputs of some requests, and may be behind the engine."""
 
     room_bytes: int
+    pile: int  # of deltas that it is woken for; for the end of an output always
     ready: deque[OutputDelta | OverloadedError] = field(default_factory=deque)  # an error is the last that it gets
     waits: asyncio.Future[None] | None = None  # for something to be ready; a queue of asyncio's takes thrice as long
     num_bytes: int = 0  # of what came since nothing was ready
@@ -30,6 +32,9 @@ class _Reader:
 
     def put(self, delta: OutputDelta | OverloadedError) -> None:
         self.ready.append(delta)
+        waits_on = len(self.ready) < self.pile and self.num_bytes <= self.room_bytes
+        if waits_on and isinstance(delta, OutputDelta) and delta.finish is None:
+            return
         if self.waits is not None and not self.waits.done():
             self.waits.set_result(None)
 
@@ -62,11 +67,11 @@ class OpenStreams:
         """Return the requests that the engine still computes, whatever their readers have left to read."""
         return [each.request for each in self._open.values() if each.num_computing]
 
-    async def read(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
+    async def read(self, *requests: Request, whole: bool = False) -> AsyncGenerator[OutputDelta, None]:
         """Do `EngineClient.stream`. Deadlines end here too, where the engine itself is late."""
         if not self._accepting():
             raise OverloadedError("the engine is starting, shutting down or has stopped; retry")
-        reader = _Reader(HOLD_BYTES * sum(request.params.n for request in requests))
+        reader = _Reader(HOLD_BYTES * sum(request.params.n for request in requests), PILE if whole else 1)
         ready, loop = reader.ready, asyncio.get_running_loop()
         unfinished = {request.request_id: request.params.n for request in requests}
         timer = _at_deadline(requests, reader)
@@ -98,14 +103,15 @@ class OpenStreams:
 
     def dispatch(self, deltas: Sequence[OutputDelta]) -> None:
         """Hand each delta to its reader. Deltas of aborted requests have no reader any more."""
+        now_s = time.monotonic()
         for delta in deltas:
             if (found := self._open.get(delta.request_id)) is not None:
                 found.num_computing -= delta.finish is not None
-                reader = found.reader
-                reader.put(delta)
+                reader, delta.came_s = found.reader, now_s
                 reader.num_bytes += DELTA_BYTES
                 if delta.logprobs:
                     reader.num_bytes += LOGPROB_BYTES * sum(1 + len(each.top) for each in delta.logprobs)
+                reader.put(delta)
                 if reader.num_bytes > reader.room_bytes and not reader.is_behind:
                     asyncio.get_running_loop().call_soon(self._keep_up, reader)  # it may be about to read all of it
 

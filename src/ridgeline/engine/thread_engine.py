@@ -91,8 +91,8 @@ class ThreadEngine:
     def num_unfinished(self) -> int:
         return len(self._streams)
 
-    def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        return self._streams.read(*requests)
+    def stream(self, *requests: Request, whole: bool = False) -> AsyncGenerator[OutputDelta, None]:
+        return self._streams.read(*requests, whole=whole)
 
     async def drain(self, timeout_s: float) -> bool:
         self._draining = True

@@ -31,6 +31,7 @@ MAX_CHOICES = 1000
 MAX_CACHED = 256
 WHITESPACE = r"( |\n[ \t]{0,32})"  # between the tokens of JSON; without a bound a model may pad until max_tokens
 MAX_MESSAGE_CHARS = 300
+ANY_TEXT = "(?s:.)+"  # tokens that are whole characters: a mask that allows them all need not look at each
 
 
 class GrammarState:
@@ -133,7 +134,8 @@ def open_tokenizer(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> "LLTo
     from llguidance import LLTokenizer
 
     try:
-        return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids)
+        slices = [*LLTokenizer.general_slices(), ANY_TEXT]
+        return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids, slices=slices)
     except ValueError as error:
         message = f"structured output does not know this model's kind of tokenizer: {str(error)[:200]}"
         raise RequestError(message, param="structured_outputs") from error

@@ -128,9 +128,9 @@ class ProcessEngine:
     def num_unfinished(self) -> int:
         return len(self._streams)
 
-    def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
+    def stream(self, *requests: Request, whole: bool = False) -> AsyncGenerator[OutputDelta, None]:
         suspects = self._quarantine.suspects(requests)
-        stream = self._streams.read(*requests)
+        stream = self._streams.read(*requests, whole=whole)
         return self._quarantine.tried(suspects, stream, first_deadline_s(requests)) if suspects else stream
 
     async def drain(self, timeout_s: float) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import msgspec
 from msgspec import UNSET
@@ -44,22 +45,25 @@ def num_prompts(prompt: str | list[str | int | list[int]]) -> int:
     return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
 
 
-def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
-    """Return one prompt per output: a text and a list of ids are one, a list of either is many. Raises RequestError."""
+def split_prompts(prompt: str | list[str | int | list[int]], service: Service) -> list[Prompt]:
+    """Return one prompt per output: a text and a list of ids are one, a list of either is many. Raises RequestError.
+
+    Ids that are too many to be encoded are not all looked at.
+    """
     if isinstance(prompt, str):
         return [prompt]
-    ids = [item for item in prompt if isinstance(item, int)]
-    if ids and len(ids) == len(prompt):
-        return [ids]
-    prompts = [item for item in prompt if not isinstance(item, int)]
-    if not prompt or len({type(item) for item in prompt}) > 1:
+    limit = service.settings.max_prompts
+    kinds = set(map(type, prompt[: max(limit, service.info.max_model_len) + 1]))
+    if len(kinds) != 1:
         raise RequestError(
             "prompt must be a text, a list of token ids, or a list with one or more of only one of these",
             param="prompt",
         )
-    if len(prompts) > limit:
-        raise RequestError(f"at most {limit} prompts in one request, got {len(prompts)}", param="prompt")
-    return list(prompts)
+    if int in kinds:
+        return [cast("list[int]", prompt)]
+    if len(prompt) > limit:
+        raise RequestError(f"at most {limit} prompts in one request, got {len(prompt)}", param="prompt")
+    return cast("list[Prompt]", prompt)
 
 
 def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_Completion":
@@ -79,7 +83,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         logprobs=0 if num_outputs > wanted and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    prompts = split_prompts(body.prompt, service.settings.max_prompts)
+    prompts = split_prompts(body.prompt, service)
     if len(prompts) * params.n > service.settings.max_outputs:
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs", param="n"

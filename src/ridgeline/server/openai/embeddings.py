@@ -50,7 +50,7 @@ async def embedded(
     service.reserve(note_of(http), num_prompts(prompts))
 
     def encoded() -> list[list[int]]:
-        return [service.encode(text) for text in split_prompts(prompts, service.settings.max_prompts)]
+        return [service.encode(text) for text in split_prompts(prompts, service)]
 
     return await pooled(service, http, encoded, priority, field)
 

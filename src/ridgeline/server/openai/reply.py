@@ -54,14 +54,14 @@ class Reply:
         started: set[int] = set()
         told: dict[tuple[int, int], tuple[float, int]] = {}  # by output, when its last tokens came, and how many so far
         admitted = self.service.admit(self.note, self.requests, whole=whole)
-        async with aclosing(self.service.engine.stream(*admitted)) as stream:
+        async with aclosing(self.service.engine.stream(*admitted, whole=whole)) as stream:
             async for delta in stream:
                 index = indices[delta.request_id]
                 if delta.token_ids and index not in started:
                     started.add(index)
                     metrics.prompt_tokens.inc(len(self.requests[index].prompt_ids))
                     self.note.prompt_tokens += len(self.requests[index].prompt_ids)
-                output, num_new, now_s = (index, delta.index), len(delta.token_ids), time.monotonic()
+                output, num_new, now_s = (index, delta.index), len(delta.token_ids), delta.came_s
                 before_s, num_before = told.get(output, (now_s, 0))
                 if num_new:
                     told[output] = now_s, num_before + num_new
