@@ -207,6 +207,7 @@ class FakeExecutor:
 def make_request(name, prompt, clock, **options):
     priority, deadline_s = options.pop("priority", 0), options.pop("deadline_s", None)
     client, background = options.pop("client", 0), options.pop("background", False)
+    call = options.pop("call", 0)
     options.setdefault("max_tokens", 5)
     ignore_eos = options.setdefault("ignore_eos", True)
     params = SamplingParams(**options)
@@ -221,6 +222,7 @@ def make_request(name, prompt, clock, **options):
         priority=priority,
         deadline_s=deadline_s,
         client=client,
+        call=call,
         background=background,
     )
 

@@ -166,12 +166,12 @@ def test_the_loop_keeps_plans_in_flight_and_a_failed_one_ends_its_own_requests(d
         assert got == (expected if ends[name] is FinishReason.LENGTH else expected[: len(got)])
 
 
-@pytest.mark.parametrize("stop", [(), ("never said",)])
-def test_callers_hear_of_a_step_behind_the_next_plan_but_where_it_may_end_by_text(stop):
+@pytest.mark.parametrize(("stop", "depth"), [((), 2), (("never said",), 2), ((), 1)])
+def test_callers_hear_of_a_step_behind_the_next_plan_where_it_is_computed_and_no_text_may_end(stop, depth):
     layout, clock, heard = make_layout((64,)), Clock(), []
-    executor = FakeExecutor(layout)
+    executor = FakeExecutor(layout, depth)
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
-    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock)
+    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock, depth)
 
     def deliver(deltas):
         heard.extend([(len(executor.plans), delta.token_ids) for delta in deltas])
@@ -180,5 +180,17 @@ def test_callers_hear_of_a_step_behind_the_next_plan_but_where_it_may_end_by_tex
     loop.submit(make_request("a", [1], clock, max_tokens=4, stop=stop))
     while loop.step():
         pass
-    assert [submitted for submitted, _ in heard] == ([1, 2, 3, 4] if stop else [2, 3, 4, 4])
+    assert [submitted for submitted, _ in heard] == ([1, 2, 3, 4] if stop or depth == 1 else [2, 3, 4, 4])
     assert all(len(token_ids) == 1 for _, token_ids in heard)
+
+
+def test_what_has_ended_is_delivered_before_what_goes_on():
+    layout, clock, heard = make_layout((64,)), Clock(), []
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4), CacheManager(layout), Autoregressive(), 100, 4, clock)
+    loop = EngineLoop(scheduler, FakeExecutor(layout), Renderer(None), heard.append, clock)
+    for name, max_tokens in (("a", 3), ("b", 2), ("c", 3), ("d", 2)):
+        loop.submit(make_request(name, [ord(name)], clock, max_tokens=max_tokens))
+    while loop.step():
+        pass
+    orders = ["".join(delta.request_id for delta in deltas) for deltas in heard if deltas]
+    assert orders == ["abcd", "bdac", "ac"]

@@ -341,8 +341,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored=st.sampled_from([None, None, None, 1]),
         eos=st.booleans(),
         client=st.integers(0, 2),
+        call=st.integers(0, 2),
     )
-    def add(self, prompt, shared, n, max_tokens, priority, scored, eos, client):
+    def add(self, prompt, shared, n, max_tokens, priority, scored, eos, client, call):
         name = next(self.names)
         tokens = [*range(shared), *(100 + int(name[1:]) * 31 % 7 + i for i in range(prompt))][:20]
         self.driver.add(
@@ -354,6 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_logprobs=scored,
             ignore_eos=not eos,
             client=client,
+            call=call and 10 * client + call,
         )
         self.live.append(name)
 

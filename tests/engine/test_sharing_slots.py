@@ -103,20 +103,26 @@ def test_one_client_alone_never_makes_way_and_a_better_priority_does_not_either(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 25), st.integers(1, 3), st.integers(1, 12), st.integers(1, 3), st.integers(1, 30)),
+        st.tuples(
+            st.integers(0, 25),
+            st.sampled_from([(client, call) for client in (1, 2, 3) for call in (0, client, 10 * client)]),
+            st.integers(1, 12),
+            st.integers(1, 3),
+            st.integers(1, 30),
+        ),
         max_size=24,
     ),
     st.integers(2, 5),
     st.booleans(),
 )
 def test_everybody_ends_and_nobody_makes_way_in_vain(asked, num_slots, prefix_caching):
-    """Requests are (step, client, output tokens, n, prompt tokens). A sequence gains a token before it makes way, and
-    before it does again."""
+    """Requests are (step, client and its request, output tokens, n, prompt tokens). A sequence gains a token before it
+    makes way, and before it does again."""
     driver = driver_of(num_slots, prefix_caching=prefix_caching, max_num_batched_tokens=8)
     lengths: dict[int, int] = {}  # when it was preempted last
     for step in range(60):
-        for i, (_, client, max_tokens, n, size) in enumerate(one for one in asked if one[0] == step):
-            add(driver, f"{chr(97 + step)}{i}", client, max_tokens, size, n=min(n, num_slots))
+        for i, (_, (client, call), max_tokens, n, size) in enumerate(one for one in asked if one[0] == step):
+            add(driver, f"{chr(97 + step)}{i}", client, max_tokens, size, n=min(n, num_slots), call=call)
         known = {seq.seq_id: seq.num_output for seq in driver.scheduler.running()}
         num_plans = len(driver.executor.plans)
         driver.step()
@@ -163,3 +169,51 @@ def test_the_background_never_takes_a_slot_from_others():
     assert running(driver) == {1: 2} and driver.scheduler.stats().num_preemptions == 0
     driver.run()
     driver.assert_answers()
+
+
+def calls(driver):
+    return Counter(seq.call for seq in driver.scheduler.running())
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_a_request_of_many_outputs_makes_way_for_another_of_its_client(n):
+    """Of prompts, or of one prompt `n` times; the other is in the next step, before all prompts that wait."""
+    driver = driver_of(num_slots=6)
+    for i in range(20 // n):
+        add(driver, f"a{i}", client=1, call=1, n=n, max_tokens=40)
+    for _ in range(3):
+        driver.step()
+    assert calls(driver) == {1: 6}
+    add(driver, "p", client=1, max_tokens=2)
+    driver.step()
+    assert driver.tokens["p", 0] and calls(driver) == {1: 5, "p": 1}
+    driver.step()
+    driver.step()
+    assert calls(driver) == {1: 6}, "the slot goes back"
+    driver.run()
+    driver.assert_answers()
+
+
+def test_requests_of_a_client_have_equal_shares_of_what_is_its_own():
+    driver = driver_of(num_slots=8)
+    for name, client, call in (("a", 1, 1), ("b", 2, 2), ("c", 2, 3)):
+        for i in range(20):
+            add(driver, f"{name}{i}", client=client, call=call, max_tokens=60)
+        for _ in range(10):
+            driver.step()
+    assert calls(driver) == {1: 4, 2: 2, 3: 2}
+    before = driver.scheduler.stats().num_preemptions
+    for _ in range(20):
+        driver.step()
+    assert calls(driver) == {1: 4, 2: 2, 3: 2} and driver.scheduler.stats().num_preemptions == before == 6
+    driver.run()
+    driver.assert_answers()
+
+
+def test_requests_of_one_prompt_are_first_come_first_served_among_their_client():
+    driver = driver_of(num_slots=2)
+    for i in range(8):
+        add(driver, f"p{i}", client=1, max_tokens=3)
+    driver.run()
+    assert [name for name, _ in driver.finished] == [f"p{i}" for i in range(8)]
+    assert driver.scheduler.stats().num_preemptions == 0

@@ -27,7 +27,8 @@ def run(path, requests, aborts=(), **options):
     for step in itertools.count():
         while waiting and waiting[0][2] <= step:
             prompt, params, _ = waiting.pop(0)
-            engine.loop.submit(engine.intake.request(prompt, params, priority=len(prompt) % 3))
+            request = engine.intake.request(prompt, params, priority=len(prompt) % 3)
+            engine.loop.submit(replace(request, client=len(prompt) % 2, call=len(prompt) % 4))
         for name in (name for name, at in aborts if at == step):
             engine.loop.abort(name)
         if not engine.loop.step() and not waiting:

@@ -219,3 +219,23 @@ def test_a_client_beside_a_flood_waits_for_one_turn(chat_model: Path, key_file: 
         for one in flood:
             one.result(PATIENCE_S)
     assert done.index("b") <= 6
+
+
+def test_a_request_beside_one_of_many_prompts_of_the_same_key_waits_for_one_turn(chat_model: Path) -> None:
+    done: list[int] = []
+
+    def finish(num_prompts: int) -> None:
+        body = {"prompt": [[1, 2, 3]] * num_prompts, "max_tokens": 8, "ignore_eos": True}
+        assert httpx.post(f"{live.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
+        done.append(num_prompts)
+
+    with gated_serving(chat_model) as (live, gate), ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(finish, 12)]
+        eventually(lambda: live.engine.num_unfinished == 12)
+        asked.append(pool.submit(finish, 1))
+        eventually(lambda: live.engine.num_unfinished == 13)
+        gate.open()
+        for one in asked:
+            one.result(PATIENCE_S)
+    assert done == [1, 12]
+    assert live.engine.stats().num_preemptions == 1

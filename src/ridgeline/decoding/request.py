@@ -27,6 +27,7 @@ class Request:
     background: bool = False  # makes way for all that is not, whatever its priority
     deadline_s: float | None = None
     client: int = 0  # whose it is: the waiting queue is fair between clients
+    call: int = 0  # number of the client's request that this is a prompt of: those share its slots; 0: it is all of it
     adapter: int = 0  # number of the LoRA adapter, by SLOTS its place from 1; 0: the model as it is
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None  # what the outputs must follow

@@ -62,6 +62,7 @@ OUTPUT_FIELDS = (
     *((name, "i4") for name in ("max_tokens", "adapter", "greedy", "logprobs", "needs_history")),
     ("priority", "i4"),
     ("client", "i8"),
+    ("call", "i8"),
     ("num_tokens", "i4"),  # prompt and output, with tokens that callers do not get
     ("first_step", "i8"),  # how many steps there had been when it came, and when it ended
     ("last_step", "i8"),
@@ -222,7 +223,7 @@ class Journal:
         counts = event.index, len(request.prompt_ids), num_cached, event.num_output, timings.num_preemptions
         max_tokens = min(request.max_tokens, 2**31 - 1)
         asked = max_tokens, request.adapter % SLOTS, params.greedy, num_logprobs, params.needs_history
-        client, num_tokens = (request.priority, request.client), len(event.token_ids)
+        client, num_tokens = (request.priority, request.client, request.call), len(event.token_ids)
         end = first_step, num_steps, FINISH_REASONS.index(event.reason)
         hashes = self.prompts.num_written, self._hash(request, event.token_ids)
         self.outputs.append(*came, *taken_s, *counts, *asked, *client, num_tokens, *end, *hashes)

@@ -93,8 +93,8 @@ class EngineLoop:
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
 
-        What callers hear of a step is rendered when the next one is planned, and mostly begun, unless a stop string may
-        be among it. False if there was nothing to compute and nothing to tell.
+        What callers hear of a step is rendered while the next one is computed, unless a stop string may be among it or
+        the executor computes nothing meanwhile. False if there was nothing to compute and nothing to tell.
         """
         self._take_in()
         while len(self._in_flight) < self._executor.depth:
@@ -135,7 +135,7 @@ class EngineLoop:
         committed_s = end_s = self.clock()
         if (running := self.scheduler.running()) is not self._running:
             self._running, self._may_stop = running, any(seq.request.params.stop_strings for seq in running)
-        if self._may_stop:
+        if self._may_stop or self._executor.depth == 1:  # nothing is computed meanwhile: the next plan may take in more
             self._publish()
             end_s = self.clock()
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, end_s
@@ -226,6 +226,7 @@ class EngineLoop:
             for key, last in closed.deltas.items():
                 rendered.deltas.setdefault(key, last).finish = last.finish
             rendered.finished += closed.finished
-        self._deliver(list(rendered.deltas.values()))
+        # Callers take turns in this order: those who wait for a whole output go before those who read on.
+        self._deliver(sorted(rendered.deltas.values(), key=lambda delta: delta.finish is None))
         for event in rendered.finished:
             self.journal.finish(event, num_steps)

@@ -1,16 +1,18 @@
 """The waiting queue: sequences not yet, or no longer, in the cache, in the order in which they will be admitted."""
 
 import bisect
+from collections.abc import Sequence as Items
 
 from ridgeline.engine.request import Sequence
+from ridgeline.engine.sharing import Key, slots_by
 
-Key = tuple[int, float, int]
 BACKGROUND = 2**33  # more than priorities differ by
 MAX_REMEMBERED = 10_000  # clients that wait no more
 
 
 class WaitingQueue:
-    """Sorted by priority; then the client goes first that was served the fewest tokens, each client's by arrival.
+    """Sorted by priority; then the client goes first that was served the fewest tokens, and of its requests the one
+    that has the fewest slots, then by arrival.
 
     Served are the tokens of what is admitted and what it generates while others wait; a client that comes starts at the
     count of the one served last, so that nobody saves up turns (virtual token counter, OSDI 2024). A preempted sequence
@@ -42,13 +44,27 @@ class WaitingQueue:
             self._served[client] = max(self._served.get(client, 0), self._level)
         bisect.insort(self._waiting[client], (self.key(seq), seq), key=lambda entry: entry[0])
 
-    def peek(self) -> Sequence | None:
-        return self._waiting[min(self._waiting, key=self._rank)][0][1] if self._waiting else None
+    def peek(self, running: Items[Sequence] = ()) -> Sequence | None:
+        """Return who is next beside those that are `running`."""
+        if not self._waiting:
+            return None
+        entries = self._waiting[min(self._waiting, key=self._rank)]
+        (priority, _, _), found = entries[0]
+        if not (found.request.call or found.yields) or not _is_new(found):
+            return found  # nothing of its request runs, or it goes first anyway
+        held = slots_by(lambda seq: seq.call, running)
+        for key, seq in entries:
+            if key[0] != priority or not held[found.call]:
+                break
+            if held[seq.call] < held[found.call]:
+                found = seq
+        return found
 
-    def pop(self) -> Sequence:
+    def pop(self, running: Items[Sequence] = ()) -> Sequence:
         """Take the sequence that `peek` shows, which is admitted."""
-        client = min(self._waiting, key=self._rank)
-        seq = self._waiting[client][0][1]
+        seq = self.peek(running)
+        assert seq is not None, "somebody waits"
+        client = seq.request.client
         self._level = self._served[client]
         self.charge(client, len(seq.token_ids))
         self.remove(seq)
@@ -78,5 +94,10 @@ class WaitingQueue:
     def _rank(self, client: int) -> tuple[int, bool, int, float, int]:
         """Return the sort key of a client: that of its first sequence, behind what it was served."""
         (priority, arrival_s, seq_id), seq = self._waiting[client][0]
-        is_new = seq.num_preemptions == 0 or seq.yields
+        is_new = _is_new(seq)
         return (priority, is_new, self._served[client] if is_new else 0, arrival_s, seq_id)
+
+
+def _is_new(seq: Sequence) -> bool:
+    """Tell whether its turn is its client's: it has not run, or made way."""
+    return seq.num_preemptions == 0 or seq.yields

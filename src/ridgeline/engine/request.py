@@ -78,6 +78,11 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
+    def call(self) -> int | str:
+        """The caller's request that it is an output of, whatever prompts and outputs that has."""
+        return self.request.call or self.request.request_id
+
+    @property
     def is_decoding(self) -> bool:
         """Tell whether it lacks its newest token alone."""
         return len(self.token_ids) - self.num_computed == 1

@@ -224,7 +224,7 @@ class Scheduler:
     def preempt(self, seq: Sequence, *, yields: bool = False) -> None:
         """Take a running sequence's blocks away; it waits, and recomputes its tokens when it is admitted again.
 
-        It goes first then, but where it `yields` to another client.
+        It goes first then, but where it `yields` to another client or request.
         """
         self._leave(seq)
         seq.yields = yields
@@ -256,14 +256,14 @@ class Scheduler:
     # ---- planning
 
     def _make_way(self) -> list[Preemption]:
-        """Preempt for a client that has less than its share of the slots, where others have all of them."""
+        """Preempt for a client or request that has less than its share of the slots, where others have all of them."""
         if not self._crowded or not len(self._waiting):
             self._crowded = False
             return []
         self._crowded = any(len(seq.token_ids) - seq.num_computed > 1 for seq in self._running)  # may leave later
         for seq in self._running:
             self._waiting.charge_output(seq)
-        head = self._waiting.peek()
+        head = self._waiting.peek(self._running)
         assert head is not None, "somebody waits"
         leaving = making_way(head, self._running, self._config.max_num_seqs, self._waiting.key)
         for seq in leaving:
@@ -319,7 +319,7 @@ class Scheduler:
 
         Why it stopped; None where nobody waits.
         """
-        while (seq := self._waiting.peek()) is not None:
+        while (seq := self._waiting.peek(self._running)) is not None:
             if draft.tokens_left <= 0:
                 return "budget"
             slots = sum(running.num_slots for running in self._running)
@@ -334,7 +334,7 @@ class Scheduler:
                 return reason
             if seq.scheduled_s is None:
                 seq.scheduled_s = self._clock()
-            self._waiting.pop()
+            self._waiting.pop(self._running)
             self.insert_running(seq)
         return None
 

@@ -1,4 +1,4 @@
-"""Shares of the slots: who makes way where one client has them all and another waits.
+"""Shares of the slots: who makes way where one client, or one request of it, has them all and another waits.
 
 Called by the scheduler, which preempts. No clock.
 """
@@ -9,30 +9,53 @@ from collections.abc import Sequence as Items
 
 from ridgeline.engine.request import Sequence
 
+Key = tuple[int, float, int]
+
+
+def slots_by(party: Callable[[Sequence], int | str], running: Items[Sequence]) -> Counter[int | str]:
+    """Return the slots that each party has."""
+    held = Counter[int | str]()
+    for seq in running:
+        held[party(seq)] += seq.num_slots
+    return held
+
 
 def making_way(
-    head: Sequence, running: Items[Sequence], max_num_seqs: int, key: Callable[[Sequence], tuple[int, float, int]]
+    head: Sequence, running: Items[Sequence], max_num_seqs: int, key: Callable[[Sequence], Key]
 ) -> list[Sequence]:
     """Return which of the `running`, sorted by `key` of priority and age, to preempt for the `head` of the queue.
 
     Its client's share of the slots is one part for each client that has any. Those of clients with more than that make
     way, the youngest first, if they decode: so each gains a token at least before it is preempted again. Nobody does
     for a client that asks for more than its share, or for a request of a worse priority; but what runs in the
-    background does for all that does not.
+    background does for all that does not. A client's slots are shared among its requests in the same way.
     """
-    held = Counter({head.request.client: 0})
-    for seq in running:
-        held[seq.request.client] += seq.num_slots
-    excess = held.total() + head.num_slots - max_num_seqs
-    share = max_num_seqs // len(held)
+    own = [seq for seq in running if seq.request.client == head.request.client]
+    excess = sum(seq.num_slots for seq in running) + head.num_slots - max_num_seqs
+    own_slots = sum(seq.num_slots for seq in own) + head.num_slots - excess
+    return _leaving(head, running, max_num_seqs, key, lambda seq: seq.request.client) or _leaving(
+        head, own, own_slots, key, lambda seq: seq.call
+    )
+
+
+def _leaving(
+    head: Sequence,
+    running: Items[Sequence],
+    num_slots: int,
+    key: Callable[[Sequence], Key],
+    party: Callable[[Sequence], int | str],
+) -> list[Sequence]:
+    """Return which of the `running`, who have no more than `num_slots`, make way where these are parties' to share."""
+    held = slots_by(party, running)
+    excess = held.total() + head.num_slots - num_slots
+    share = num_slots // len(held.keys() | {party(head)})
     leaving: list[Sequence] = []
-    is_fair = held[head.request.client] + head.num_slots <= share
+    is_fair = held[party(head)] + head.num_slots <= share
     for seq in running[::-1]:
-        client = seq.request.client
         may_leave = seq.is_decoding and key(seq)[0] >= key(head)[0]
         yields = seq.request.background > head.request.background
-        if excess > 0 and may_leave and (yields or (is_fair and held[client] - seq.num_slots >= share)):
-            held[client] -= seq.num_slots
+        if excess > 0 and may_leave and (yields or (is_fair and held[party(seq)] - seq.num_slots >= share)):
+            held[party(seq)] -= seq.num_slots
             excess -= seq.num_slots
             leaving.append(seq)
     return leaving if excess <= 0 else []

@@ -95,6 +95,7 @@ def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:
         stop_ids=frozenset((STOP_ID,)),
         priority=int(output["priority"]),
         client=int(output["client"]),
+        call=int(output["call"]),
         adapter=int(output["adapter"]),
         salt=f"adapter {output['adapter']}" if output["adapter"] else "",
     )

@@ -1,6 +1,7 @@
 """The service that every endpoint works with, and the note that each request carries through the server."""
 
 import asyncio
+import itertools
 import sys
 import time
 import uuid
@@ -96,6 +97,7 @@ class Service:
         self.num_slots = 0  # taken
         self._slots_of: Counter[int] = Counter()  # by client
         self._turns = Turns(time.monotonic)
+        self._calls = itertools.count(1)  # of several prompts
         self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(settings.chat_template)
@@ -196,9 +198,8 @@ class Service:
             problem = f"{num_logprobs} log-probabilities in one response; this server holds {most}"
             fix = "ask for fewer tokens, prompts, outputs or logprobs" + (", or for a stream" if whole else "")
             raise RequestError(f"{problem}: {fix}", param="logprobs")
-        salted = [
-            replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests
-        ]
+        client, call = note.client.number, next(self._calls) if len(requests) > 1 else 0
+        salted = [replace(each, client=client, call=call, salt=f"{each.salt} {note.salt}") for each in requests]
         if note.line:
             return [
                 in_background(request, f"{self.info.seed} {index} {note.line}") for index, request in enumerate(salted)
