@@ -120,7 +120,7 @@ async def look(clients: Clients, server: Server, began_s: float) -> Pause:
         front=Process.of(server.process.pid),
         engine=Process.of(engine_of(server)),
         num_requests=clients.requests.total(),
-        num_restarts=int(found.get("ridgeline_engine_restarts_total", 0)),
+        num_restarts=int(sum(n for name, n in found.items() if name.startswith("ridgeline_engine_restarts_total{"))),
         num_preemptions=int(found.get("ridgeline_num_preemptions_total", 0)),
     )
 

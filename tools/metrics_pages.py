@@ -22,10 +22,15 @@ LIST = Path(metric_names.__file__).with_name("metrics.toml")
 PAGE, RULES, BOARD = REPO / "docs/metrics.md", REPO / "deploy/alerts.yaml", REPO / "deploy/grafana.json"
 GUIDE = REPO / "docs/howto/deploy.md"
 BEGIN, END = "<!-- alerts: python tools/metrics_pages.py --write -->\n", "<!-- end of alerts -->\n"
-ROWS = ("Load", "Latency", "Queue and KV cache", "Steps", "Roofline", "Speculation", "Requests", "Machine", "Errors")
+ROWS = (
+    *("Load", "Latency", "Objectives", "Queue and KV cache", "Steps", "Roofline", "Speculation"),
+    *("Requests", "Machine", "Errors"),
+)
 UNITS = {"seconds": "s", "bytes": "B", "tokens": "tokens", "hertz": "Hz", "joules": "J", "ratio": "", "flops": "FLOP"}
 GRAFANA_UNITS = {"seconds": "s", "bytes": "bytes", "hertz": "hertz"}
 PANEL_UNITS = {  # where it is not that of the metric's name
+    "Objectives/Requests that meet one, share": "percentunit",
+    "Queue and KV cache/Tokens computed again, share": "percentunit",
     "Queue and KV cache/KV cache usage": "percentunit",
     "Queue and KV cache/Prefix cache, share found": "percentunit",
     "Speculation/Drafted tokens accepted, share": "percentunit",
@@ -98,11 +103,17 @@ not shown: a metric that is missing is not 0.
 
 The server counts: it sums the engine's journal, which comes four times a second. The engine's loop does nothing for \
 it; beside it, its process prices one step a second. Labels have few values: no name, no key and no address of a \
-client is one.
+client is one. Names of adapters are, in one metric, as gateways for vLLM read them.
 
 With `--metrics-compat vllm` the metrics with a name in the last column are shown under it as well, with the labels \
 `model_name` and `engine`, as boards, gateways and autoscalers for vLLM expect them. Where vLLM has no label \
-`method`, ours stays, and so do the reasons of `num_requests_waiting_by_reason`: all but `together` are its `capacity`.
+`method`, ours stays, and so do the reasons of `num_requests_waiting_by_reason`: all but `together` are its \
+`capacity`. Its `prompt_tokens_recomputed` is not shown: it counts cached tokens that are computed for the last one's \
+sake, ours what preempted sequences lost.
+
+Nothing is probed while requests are served: `{PREFIX}machine_speed_ratio` is what steps say of the ceiling that \
+bounds them, and a ceiling that bounds none is not told. The doctor does not run by itself, since it takes a core for \
+seconds; with `--api-key-file` it cannot be asked over HTTP, and `{PREFIX}doctor_finding` is not there.
 
 | metric | kind | unit | labels | what it says | as in vLLM |
 |---|---|---|---|---|---|
@@ -229,7 +240,8 @@ def _targets(name: str, metric: Metric, *, alone: bool) -> Iterator[dict[str, An
 
 def _of_instance(expr: str) -> str:
     """Return a query for the instances that are chosen in the board."""
-    return re.sub(rf"\b({PREFIX}\w+)", r'\1{instance=~"$instance"}', expr)
+    chosen = re.sub(rf"\b({PREFIX}\w+)\b(?!\{{)", r'\1{instance=~"$instance"}', expr)
+    return re.sub(rf"\b({PREFIX}\w+)\{{(?!instance)", r'\1{instance=~"$instance", ', chosen)
 
 
 def files() -> Mapping[Path, str]:

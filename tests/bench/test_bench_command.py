@@ -86,7 +86,7 @@ def test_serve_fails_when_nothing_was_answered(url):
 def test_serve_refuses_what_does_not_fit(url):
     with pytest.raises(ConfigError, match="token ids"):
         invoke("serve", "--url", url, "--api", "chat")
-    with pytest.raises(ConfigError, match="goodput objective"):
+    with pytest.raises(ConfigError, match="objective 'speed:1'"):
         invoke("serve", "--url", url, "--goodput", "speed:1")
     assert invoke("serve", "--url", url, "--schedule", "never").exit_code == 2
 

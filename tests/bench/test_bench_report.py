@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ridgeline.bench.facts import machine_facts, software_facts
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import parse_slos, steady_state, summarize
+from ridgeline.bench.metrics import steady_state, summarize
 from ridgeline.bench.record import RequestRecord, RunLog
 from ridgeline.bench.report import (
     SCHEMA_VERSION,
@@ -23,6 +23,7 @@ from ridgeline.bench.report import (
 )
 from ridgeline.bench.workloads import describe_workload, parse_workload
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.slo import parse_slos
 
 
 def one_record(index, sent_s, error=None):
@@ -52,7 +53,7 @@ def report():
         model="tiny",
         workload=describe_workload(parse_workload("fixed:num_requests=5")),
         load=Load(schedule="poisson", request_rate_per_s=1.0),
-        results=summarize(log, parse_slos(["ttft:500", "tpot:100"])),
+        results=summarize(log, parse_slos("ttft:500 tpot:100")),
         steady_state=steady_state(log),
         requests=log.records,
     )

@@ -6,12 +6,13 @@ import json
 import pytest
 
 from ridgeline import explain
-from ridgeline.bench.metrics import parse_slos, summarize
+from ridgeline.bench.metrics import summarize
 from ridgeline.bench.record import RequestRecord, RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.slo import parse_slos
 from ridgeline.explain import planner
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.planner import compared, plan
@@ -43,7 +44,7 @@ def test_throughput_takes_many_sequences_and_low_precision_only_where_allowed():
 
 
 def test_an_objective_is_met_by_the_simulation_of_what_was_chosen():
-    slos = parse_slos(["ttft:100", "tpot:20"])
+    slos = parse_slos("ttft:100 tpot:20")
     found = plan("llama-3-8b", requests(gap_s=0.05), slos=slos, allow=["int4"], **CARD)
     assert found.is_met
     assert "--quantize" not in found.chosen.changes  # met without losing anything
@@ -59,7 +60,7 @@ def test_an_objective_is_met_by_the_simulation_of_what_was_chosen():
 
 
 def test_a_lossy_plan_comes_where_nothing_else_meets_it():
-    tight = parse_slos(["tpot:4"])
+    tight = parse_slos("tpot:4")
     with pytest.raises(ConfigError, match=r"tpot within 4 ms cannot be: one step of llama-3-8b .* takes 4\.\d+ ms"):
         plan("llama-3-8b", requests(4), slos=tight, **CARD)
     found = plan("llama-3-8b", requests(4), slos=tight, allow=["int4"], **CARD)

@@ -13,6 +13,8 @@ import yaml
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
 TTFT, LAG = "time_to_first_token_seconds_bucket", "event_loop_lag_seconds_bucket"
+RESTARTS, FOUND, TRIED = "engine_restarts_total", 'doctor_finding{id="slots"', 'doctor_finding{id="a", severity="try"}'
+MET, MISSED = (f'request_slo_total{{slo="ttft", met="{met}"}}' for met in ("true", "false"))
 REJECTED, PRICED = "requests_rejected_total", "priced_step_seconds_total"
 CALIBRATED = 'priced_step_predicted_seconds_total{provenance="calibrated"}'
 ACCEPTED, DRAFTED = (f'spec_decode_num_{what}_tokens_total{{method="ngram"}}' for what in ("accepted", "draft"))
@@ -20,8 +22,21 @@ HITS, QUERIES = "prefix_cache_hits_total", "prefix_cache_queries_total"
 # (series where it fires, series where it does not): a sample a minute, as promtool writes them; the last decides
 CASES = {
     "Down": ({"up": "0x10"}, {"up": "1x10"}),
-    "EngineRestarted": ({"engine_restarts_total": "0x5 1x4"}, {"engine_restarts_total": "1x30"}),
-    "EngineKeepsDying": ({"engine_restarts_total": "0+1x10"}, {"engine_restarts_total": "0x5 1x4"}),
+    "EngineRestarted": ({f'{RESTARTS}{{cause="crash"}}': "0x5 1x4"}, {f'{RESTARTS}{{cause="crash"}}': "1x30"}),
+    "EngineKeepsDying": (
+        {f'{RESTARTS}{{cause="crash"}}': "0x5 1+1x4", f'{RESTARTS}{{cause="hang"}}': "0x5 1x4"},
+        {f'{RESTARTS}{{cause="crash"}}': "0x5 1x4", f'{RESTARTS}{{cause="hang"}}': "0x9"},
+    ),
+    "ObjectiveMissedNow": ({MISSED: "0+8x70", MET: "0+2x70"}, {MISSED: "0+8x64 512x6", MET: "0+2x64 128+10x6"}),
+    "ObjectiveMissed": ({MISSED: "0+4x400", MET: "0+6x400"}, {MISSED: "0+2x400", MET: "0+8x400"}),
+    "PlanDrifts": ({"plan_drift_ratio": "1.2x30"}, {"plan_drift_ratio": "1.1x30"}),
+    "DoctorFinds": ({f'{FOUND}, severity="FIX"}}': "2x5"}, {f'{FOUND}, severity="FIX"}}': "1.2x5", TRIED: "2x5"}),
+    "ReadersSlow": ({"stream_stalls_total": "0+7x30"}, {"stream_stalls_total": "0+5x30"}),
+    "PreemptionStorm": (
+        {"prompt_tokens_recomputed_total": "0+6x30", "step_tokens_sum": "0+100x30"},
+        {"prompt_tokens_recomputed_total": "0+4x30", "step_tokens_sum": "0+100x30"},
+    ),
+    "DraftsLose": ({"speculation_gain_ratio": "0.9x40"}, {"speculation_gain_ratio": "0.96x40"}),
     "EngineHung": ({"engine_hangs_total": "0x5 1x4"}, {"engine_hangs_total": "1x30"}),
     "EngineStuck": (
         {"num_requests_running": "1x30", "step_duration_seconds_count": "5x30"},
@@ -64,6 +79,8 @@ CASES = {
     ),
 }
 LABELS = {"InternalErrors": {"reason": "internal_error"}, "KeysRefused": {"reason": "invalid_api_key"}}
+LABELS |= {alert: {"slo": "ttft"} for alert in ("ObjectiveMissedNow", "ObjectiveMissed")}
+LABELS |= {"DoctorFinds": {"id": "slots"}}
 LABELS |= {"DraftsUseless": {"method": "ngram"}, "Down": {"job": "ridgeline"}}
 
 

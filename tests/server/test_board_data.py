@@ -12,7 +12,7 @@ import pytest
 import yaml
 from live_server import LiveServer, eventually, serving
 from prometheus_client.parser import text_string_to_metric_families
-from test_metrics_list import priced_hardware
+from test_metrics_list import EqualCalibration, priced_hardware
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine import priced
@@ -21,6 +21,8 @@ from ridgeline.engine.thread_engine import ThreadEngine
 BOARD = Path(__file__).resolve().parents[2] / "deploy/grafana.json"
 MOVING = {"one": ("op_seconds", "queue_head_wait_seconds", "priced_step_seconds")}  # what must, between two scrapes
 MOVING["two"] = ("spec_decode_num_accepted_tokens", "op_seconds")
+LATE = {"one": ("plan_drift_ratio", "machine_speed_ratio"), "two": ("speculation_gain_ratio",)}
+FOUND = [{"id": "slots", "severity": "FIX", "gain": 2.0}]
 GOT = r'expr: ("(?:[^"\\]|\\.)*"), time: 1m,\n\s+exp:.*?\n\s+got:(.*?)(?=\n\s*expr: |\Z)'
 VALUE = re.compile(r"Value:|}\s+[-+\w.]")
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*"}
@@ -52,10 +54,14 @@ def scrapes() -> Iterator[tuple[dict[str, float], dict[str, float]]]:
     found: tuple[dict[str, float], dict[str, float]] = ({}, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(priced, "load", priced_hardware)
+        patch.setattr(priced, "load_calibration", lambda *_: EqualCalibration())
         patch.setattr(priced, "PERIOD_S", 0.05)
         for instance, options in (("one", {}), ("two", {"speculate": "ngram"})):
             engine = ThreadEngine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=2, **options))
-            with serving(engine) as live:
+            with serving(engine, slo="ttft=60s,tpot=10s") as live:
+                live.server._service.metrics.diagnosed(FOUND)
+                while not all(live.metric(f"ridgeline_{name}") for name in LATE[instance]):
+                    ask(live)
                 for scrape in found:
                     before = {name: live.metric(f"ridgeline_{name}_total") for name in MOVING[instance]}
                     while any(live.metric(f"ridgeline_{name}_total") == value for name, value in before.items()):

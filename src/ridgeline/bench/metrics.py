@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, get_args
 
 import numpy as np
 
 from ridgeline.bench.record import RequestRecord, RunLog
-from ridgeline.core.errors import ConfigError
+from ridgeline.core.slo import Slo
 
-SloMetric = Literal["ttft", "tpot", "e2el"]
 MAX_ERROR_KINDS = 10
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
@@ -51,21 +49,6 @@ class Latencies:
     tpot_ms: Distribution | None
     itl_ms: Distribution | None
     e2el_ms: Distribution | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """A service level objective: one request's metric is at most `limit_ms`."""
-
-    metric: SloMetric
-    limit_ms: float
-
-    def met_by(self, record: RequestRecord) -> bool:
-        """Return whether a request succeeded within the limit. TPOT of a single token counts as 0, as in vLLM."""
-        if record.error is not None:
-            return False
-        measured_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}[self.metric]
-        return measured_s * 1000 <= self.limit_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +107,6 @@ class SteadyState:
     latencies: Latencies
 
 
-def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
-    """Read objectives such as `ttft:500`, in milliseconds. Raises ConfigError for one that is unknown or repeated."""
-    slos: list[Slo] = []
-    for text in texts:
-        name, _, number = text.partition(":")
-        metric: SloMetric | None = next((known for known in get_args(SloMetric) if known == name), None)
-        try:
-            limit_ms = float(number)
-        except ValueError:
-            limit_ms = 0.0
-        if metric is None or not 0 < limit_ms < float("inf"):
-            raise ConfigError(f"goodput objective {text!r} must be ttft, tpot or e2el with milliseconds, like ttft:500")
-        if any(slo.metric == metric for slo in slos):
-            raise ConfigError(f"goodput objective {metric} is given twice")
-        slos.append(Slo(metric=metric, limit_ms=limit_ms))
-    return tuple(slos)
-
-
 def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
     """Return all figures of a run."""
     good = [record for record in log.records if record.error is None]
@@ -198,15 +163,23 @@ def steady_state(log: RunLog) -> SteadyState | None:
 
 
 def _goodput(log: RunLog, slos: Sequence[Slo]) -> Goodput:
-    good = sum(all(slo.met_by(record) for slo in slos) for record in log.records)
+    good = sum(all(_is_met(slo, record) for slo in slos) for record in log.records)
     sent = max(1, len(log.records))
     return Goodput(
         slos=tuple(slos),
         good_requests=good,
         requests_per_s=_per_s(good, log.duration_s),
         attainment=good / sent,
-        attainment_by_metric={slo.metric: sum(map(slo.met_by, log.records)) / sent for slo in slos},
+        attainment_by_metric={slo.metric: sum(_is_met(slo, record) for record in log.records) / sent for slo in slos},
     )
+
+
+def _is_met(slo: Slo, record: RequestRecord) -> bool:
+    """Return whether a request succeeded within an objective."""
+    if record.error is not None:
+        return False
+    measured_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}[slo.metric]
+    return measured_s * 1000 <= slo.limit_ms
 
 
 def _latencies(good: Sequence[RequestRecord]) -> Latencies:

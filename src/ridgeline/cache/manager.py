@@ -45,12 +45,13 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Block counts per group, and since the start: admissions, their tokens, and the tokens served from the cache."""
+    """Block counts per group, and since the start: admissions, their tokens, those served from the cache, evictions."""
 
     groups: tuple[GroupStats, ...]
     prefix_queries: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    blocks_evicted: int = 0
 
 
 @dataclass(slots=True)
@@ -308,7 +309,8 @@ class CacheManager:
     def stats(self) -> CacheStats:
         """Return counts of blocks and of prefix hits."""
         groups = [GroupStats(pool.num_free, pool.num_cached, pool.num_used, pool.num_blocks) for pool in self._pools]
-        return CacheStats(tuple(groups), self._prefix_queries, self._prefix_query_tokens, self._prefix_hit_tokens)
+        of_prefixes = self._prefix_queries, self._prefix_query_tokens, self._prefix_hit_tokens
+        return CacheStats(tuple(groups), *of_prefixes, self._tree.num_evicted)
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes, as after a change of weights. Running sequences keep their blocks but publish no more:

@@ -40,6 +40,7 @@ class RadixTree:
         self._whole_prefix = tuple(whole_prefix)
         self._roots: dict[str, RadixNode] = {}
         self._holders: tuple[dict[int, RadixNode], ...] = tuple({} for _ in pools)  # [group] block -> its node
+        self.num_evicted = 0  # blocks
 
     def walk(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> tuple[list[RadixNode], str]:
         """Return the nodes along `token_ids`, at most `max_blocks`, and why there is no further one."""
@@ -92,12 +93,11 @@ class RadixTree:
         Where a hit needs whole prefixes the node goes, with its blocks of all groups.
         """
         node = self._holders[group][self._pools[group].least_recent()]
-        if self._whole_prefix[group]:
-            assert not node.children, "eviction of a node that still has children"
-            for index in range(len(self._pools)):
-                self._withdraw(node, index)
-        else:
-            self._withdraw(node, group)
+        whole = self._whole_prefix[group]
+        assert not (whole and node.children), "eviction of a node that still has children"
+        for index in range(len(self._pools)) if whole else (group,):
+            self.num_evicted += node.blocks[index] is not None
+            self._withdraw(node, index)
         self._prune(node)
 
     def clear(self) -> None:

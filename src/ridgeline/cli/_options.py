@@ -32,7 +32,7 @@ WorkloadOption = Annotated[
     str, typer.Option(help="Requests: KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
 ]
 GoodputOption = Annotated[
-    str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
+    str, typer.Option(help="Objectives that a request must meet, such as ttft=500ms,tpot=50ms; e2el is the third.")
 ]
 TraceOption = Annotated[
     Path | None, typer.Option(help="A trace, Azure's .csv or Mooncake's .jsonl, at its own times: a --workload.")

@@ -58,12 +58,13 @@ def serve(
     from rich.progress import Progress
 
     from ridgeline.bench.client import Endpoint, discover_model, run_load
-    from ridgeline.bench.metrics import parse_slos, steady_state, summarize
+    from ridgeline.bench.metrics import steady_state, summarize
     from ridgeline.bench.report import BenchReport, print_report
     from ridgeline.bench.workloads import describe_workload, parse_workload
+    from ridgeline.core.slo import parse_slos
 
     console = Console()
-    kind, slos = parse_workload(workload), parse_slos(goodput.split())
+    kind, slos = parse_workload(workload), parse_slos(goodput)
     endpoint = Endpoint(
         base_url=url, model=model or discover_model(url, api_key), api=api, api_key=api_key, temperature=temperature
     )

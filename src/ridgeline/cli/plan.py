@@ -17,7 +17,7 @@ def plan(
     config: EngineConfig,
     slo: Annotated[
         str,
-        typer.Option(help='Objectives in ms for 95 % of requests, such as "ttft:500 tpot:50". Default: throughput.'),
+        typer.Option(help="Objectives for 95 % of requests, such as ttft=500ms,tpot=50ms. Default: throughput."),
     ] = "",
     workload: WorkloadOption = "fixed:num_requests=64,input_tokens=256,output_tokens=64",
     trace: TraceOption = None,
@@ -34,8 +34,8 @@ def plan(
     """
     import msgspec
 
-    from ridgeline.bench.metrics import parse_slos
     from ridgeline.core.errors import ConfigError
+    from ridgeline.core.slo import parse_slos
     from ridgeline.explain.planner import HEAD, VERIFIED, compared
     from ridgeline.explain.planner import plan as planned
     from ridgeline.explain.planner import verify as verified
@@ -43,7 +43,7 @@ def plan(
 
     if verify and hardware != "this":
         raise ConfigError(f"--verify runs the plan on this machine, and it is for {hardware}")
-    slos = parse_slos(slo.replace("=", ":").replace(",", " ").split())
+    slos = parse_slos(slo)
     requests = requests_of(config, workload, trace, load)
     users, allowed = load.max_concurrency, [name.strip() for name in allow.split(",") if name.strip()]
     found = planned(config, requests, slos=slos, hardware=hardware, allow=allowed, max_concurrency=users)

@@ -88,6 +88,11 @@ class StepTime:
         ceilings, num_threads = self._ceilings, self._num_threads
         return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}
 
+    def ceiling_flops_per_s(self) -> dict[str, float]:
+        """Return the arithmetic that is possible in a second, by the type of inputs that the program has."""
+        kinds: list[InputKind] = sorted({piece.inputs for piece in self._pieces})
+        return {kind: peak for kind in kinds if (peak := self._ceilings.peak(kind, self._num_threads)) is not None}
+
     def _of_size(self, load: Load) -> tuple[float, float, float]:
         """Return bytes from memory, and seconds with and without them in the cache, of what no span decides."""
         fixed = [(piece, piece.price.cost(load)) for piece in self._pieces if not piece.depends_on_spans]

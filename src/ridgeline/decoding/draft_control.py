@@ -25,6 +25,7 @@ PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
 PURSE_STEPS, MAX_PURSE_STEPS = 6, 64  # steps without drafts: what the purse holds at first, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
+GAIN_MEMORY = 0.99  # of what drafting gained, a step
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 FEW = 4  # sequences, of which all are asked for drafts
@@ -240,6 +241,13 @@ class DraftControl:
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
     _peeked: dict[int, list[float]] = field(default_factory=dict[int, list[float]])  # the survivals seen last
+    _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
+    _taken: float = 0.0
+
+    @property
+    def gain(self) -> float | None:
+        """Return how many times the throughput without drafts it lately was; None: steps without are not known."""
+        return self._plain / self._taken if self._taken else None
 
     @property
     def _is_empty(self) -> bool:
@@ -301,6 +309,8 @@ class DraftControl:
             return
         step_s = self.times.plain_s(num_decodes)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
+        self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
+        self._taken = GAIN_MEMORY * self._taken + takes * num_steps
         if self.times.knows(num_decodes, kind):
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
             takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0

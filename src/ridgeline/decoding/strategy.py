@@ -110,6 +110,10 @@ class Strategy(Protocol):
         """Return what became of drafts, by method; None from a strategy that makes none."""
         ...
 
+    def draft_gain(self) -> float | None:
+        """Return how many times the throughput without drafts it lately was; None where that is not known."""
+        ...
+
     def salt(self, view: SequenceView) -> str:
         """Return what keys and values depend on beside the tokens before them; where equal, prefixes are shared."""
         ...

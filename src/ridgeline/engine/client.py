@@ -4,7 +4,8 @@
 one in a process of its own.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from ridgeline.weights.folder import GenerationDefaults
 
 if TYPE_CHECKING:  # it waits on an event loop, which a program without a server never imports
     from ridgeline.engine.adapters import Adapters
+
+CAUSES = ("hang", "killed", "crash", "exit")  # of the end of an engine's process; killed: by SIGKILL, as for memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class PricedSteps:
     """Sums over steps that were priced as they ran: three numbers, beside what they computed and moved."""
 
     bytes_per_s: Mapping[str, float]  # what memory and the cache give at most
+    flops_per_s: Mapping[str, float]  # what arithmetic is possible at most, by the type of its inputs
+    speed: dict[str, float] = field(default_factory=dict[str, float])  # of late, where steps are calibrated
     num_steps: int = 0
     measured_s: float = 0.0
     error_s: float = 0.0  # of the predictions, without their signs
@@ -69,12 +74,28 @@ class EngineStats:
     num_preemptions: int
     num_steps: int
     cache: CacheStats
+    num_recomputed_tokens: int = 0  # of sequences whose blocks were taken
+    idle_s: float = 0.0  # with nothing to do
     drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
+    draft_gain: float | None = None  # times the throughput without drafts, lately; None: not known
+    running_adapters: Mapping[int, int] = field(default_factory=dict[int, int])  # requests, by adapter
+    open_adapters: Mapping[int, int] = field(default_factory=dict[int, int])  # with those that wait
+    num_stalls: int = 0  # times that a stream's reader fell behind, and its request was held
     silence_s: float = 0.0  # since a process of its own was heard of
-    num_restarts: int = 0  # of a process of its own; a new one counts the others from 0
+    restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))  # of its own process
     num_hangs: int = 0  # of them
     op_s: Mapping[str, float] | None = None  # by kind of op, of one step a second
     priced: PricedSteps | None = None  # None: the machine's ceilings or the model's steps are not known
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a process of its own was started again; the new one counts all else from 0."""
+        return sum(self.restarts.values())
+
+
+def by_adapter(requests: Iterable[Request]) -> Mapping[int, int]:
+    """Count requests by the number of their adapter; those without are left out."""
+    return Counter(request.adapter for request in requests if request.adapter)
 
 
 class EngineClient(Protocol):

@@ -37,6 +37,7 @@ class StepCommit:
     cache: CacheManager
     max_model_len: int
     clock: Clock
+    num_recomputed: int = 0  # tokens
 
     def decode(self, run: DecodeRun, result: StepResult) -> None:
         """Take in one token for each sequence of the oldest plan in flight of `run`."""
@@ -146,6 +147,8 @@ class StepCommit:
             self.scheduler.end(seq, FinishReason.STOP)
 
     def _commit(self, seq: Sequence, num_computed: int, num_logged: int = 0) -> None:
+        if seq.num_computed < seq.num_lost:
+            self.num_recomputed += min(num_computed, seq.num_lost) - seq.num_computed
         seq.num_computed = num_computed
         self.cache.commit(seq.seq_id, seq.token_ids, num_computed, num_logged)
 

@@ -7,6 +7,7 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ridgeline.core.clock import Clock
@@ -64,6 +65,7 @@ class EngineLoop:
         self.clock = clock
         self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.cache.layout.block_size)
         self._read_host, self._record = read_host, record
+        self._idle_s = 0.0
 
     def submit(self, request: Request) -> None:
         """Queue a request, from any thread."""
@@ -88,7 +90,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Return the counts of now, from any thread: single fields are read, so no lock is needed."""
-        return self.scheduler.stats()
+        return replace(self.scheduler.stats(), idle_s=self._idle_s)
 
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
@@ -155,10 +157,13 @@ class EngineLoop:
         """
         if self._record is not None:
             self._record.flush(self.journal)
+        began_s = self.clock()
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return
+        finally:
+            self._idle_s += self.clock() - began_s
         self._unheard += message()
         self._publish()
 

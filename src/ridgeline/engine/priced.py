@@ -4,7 +4,9 @@ The other steps pay nothing. Nothing is priced where the ceilings were never mea
 """
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ridgeline.backends.host import choose_threads
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 log = get_logger("engine.priced")
 
 PERIOD_S = 1.0
+RECENT = 64  # steps whose median is the machine's speed
 
 
 def step_time_of(config: EngineConfig, program: Program, plan: "BackendPlan", hardware: Hardware) -> "StepTime":
@@ -71,6 +74,7 @@ class StepPrices:
         self._next_s, self._num_seen = -math.inf, 0
         self._time: StepTime | None = None
         self._sums: PricedSteps | None = None
+        self._shares: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))  # predicted, by what bounds
 
     def look(self) -> PricedSteps | None:
         """Price the last step, where one ended and a second has passed; return the sums. In one thread at a time."""
@@ -84,7 +88,7 @@ class StepPrices:
                     self._next_s = math.inf
                     return None
                 self._time = step_time_of(*self._of, hardware)
-                self._sums = PricedSteps(bytes_per_s=self._time.ceiling_bytes_per_s())
+                self._sums = PricedSteps(self._time.ceiling_bytes_per_s(), self._time.ceiling_flops_per_s())
             self._price(self._time)
         except Exception:  # whoever asks has more to tell
             log.exception("steps are not priced any more")
@@ -109,6 +113,10 @@ class StepPrices:
         is_fitted = time.is_rest_fitted and not time.unfitted
         _add(sums.predicted_s, {"calibrated" if is_fitted else "prior": predicted_s})
         _add(sums.limit_s, limit_s)
+        if is_fitted and limit_s:
+            shares = self._shares[max(limit_s, key=limit_s.__getitem__)]
+            shares.append(predicted_s / measured_s)
+            sums.speed = {bound: median(each) for bound, each in self._shares.items()}
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:

@@ -59,6 +59,7 @@ class Sequence:
     cached: PrefixMatch = NOT_ADMITTED  # what the first admission found in the prefix cache
     num_prompt_logprobs: int = 0  # already reported
     num_preemptions: int = 0
+    num_lost: int = 0  # tokens that were computed when its blocks were taken
     num_charged: int = 0  # of its output, on its client's account
     yields: bool = False  # it was preempted for another client: its turn is its client's
     scheduled_s: float | None = None

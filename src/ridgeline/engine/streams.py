@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.decoding.request import Request
+from ridgeline.engine.client import EngineStats, by_adapter
 from ridgeline.engine.outputs import OutputDelta
 
 POLL_S = 0.01  # how often `drain` looks whether the last output has left
@@ -59,6 +60,7 @@ class OpenStreams:
     ) -> None:
         self._submit, self._abort, self._hold, self._accepting = submit, abort, hold, accepting
         self._open: dict[str, _Open] = {}
+        self._num_stalls = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -66,6 +68,10 @@ class OpenStreams:
     def requests(self) -> list[Request]:
         """Return the requests that the engine still computes, whatever their readers have left to read."""
         return [each.request for each in self._open.values() if each.num_computing]
+
+    def counted(self, stats: EngineStats) -> EngineStats:
+        """Return an engine's counts with those of its streams."""
+        return replace(stats, open_adapters=by_adapter(self.requests()), num_stalls=self._num_stalls)
 
     async def read(self, *requests: Request, whole: bool = False) -> AsyncGenerator[OutputDelta, None]:
         """Do `EngineClient.stream`. Deadlines end here too, where the engine itself is late."""
@@ -120,6 +126,7 @@ class OpenStreams:
         is_behind = reader.num_bytes > reader.room_bytes
         if is_behind != reader.is_behind:
             reader.is_behind = is_behind
+            self._num_stalls += is_behind
             for request_id, each in self._open.items():
                 if each.reader is reader and each.num_computing:
                     self._hold(request_id, is_behind)

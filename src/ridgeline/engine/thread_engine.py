@@ -57,7 +57,7 @@ class ThreadEngine:
         return self.engine.info
 
     def stats(self) -> EngineStats:
-        return self.engine.stats()
+        return self._streams.counted(self.engine.stats())
 
     @property
     def process_id(self) -> None:

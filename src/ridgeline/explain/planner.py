@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
-from ridgeline.bench.metrics import Results, Slo, summarize
+from ridgeline.bench.metrics import Results, summarize
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.slo import Slo
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine

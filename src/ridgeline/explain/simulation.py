@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import COLUMNS, Results, Slo, parse_slos, summarize
+from ridgeline.bench.metrics import COLUMNS, Results, summarize
 from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.bench.workloads import parse_workload
@@ -22,6 +22,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.loop import EngineLoop
@@ -180,11 +181,11 @@ def simulate(
     """Run a workload on `this` machine or a datasheet: of a configuration, or of a model with `options` of an engine.
 
     `trace` is a file at its own times instead of a `workload`; `load` says when requests come, all at once without it;
-    `goodput` has objectives such as "ttft:500 tpot:50". Raises ConfigError for what cannot be.
+    `goodput` has objectives such as ttft=500ms,tpot=50ms. Raises ConfigError for what cannot be.
     """
     if isinstance(config, str):
         config = EngineConfig.of(config, **options)
-    slos = parse_slos(goodput.split())
+    slos = parse_slos(goodput)
     requests = requests_of(config, workload, trace, load or Load())
     limit = load.max_concurrency if load is not None else None
     return run_simulated(simulated_machine(config, hardware), requests, slos=slos, max_concurrency=limit)

@@ -1,5 +1,6 @@
 """The app has routes, a lifespan and nothing else. Built by `serve` and tests; needs an engine that has not started."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -154,4 +155,5 @@ async def _version(http: Request) -> Response:
 
 
 async def _metrics(service: Service, http: Request) -> Response:
+    await asyncio.to_thread(service.metrics.look_at_memory)
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -54,9 +54,9 @@ class RequestBoundary:
             if scope["method"] == "POST" and scope["path"] in COMPUTING_PATHS:
                 self._service.reserve(note, 0)  # a full server refuses before it looks at anything else
             await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
+        except ClientDisconnect as gone:
             note.status = CLIENT_GONE_STATUS
-            self._service.metrics.aborted.inc()
+            self._service.metrics.left(note, unread=isinstance(gone.__cause__, TimeoutError))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of Rust code is no Exception
@@ -67,7 +67,9 @@ class RequestBoundary:
             error.__traceback__ = None  # its frames hold the error, and with it the request
         finally:
             self._service.release(note)
-            self._service.metrics.ended(note.status, time.monotonic() - note.started_s, note.engine_s)
+            is_counted = note.status != CLIENT_GONE_STATUS
+            has_slo = is_counted and scope["method"] == "POST" and scope["path"] in COMPUTING_PATHS
+            self._service.metrics.ended(note, time.monotonic() - note.started_s, has_slo=has_slo)
             if scope["path"] not in UNLOGGED_PATHS:
                 _log(scope, note)
 

@@ -6,11 +6,13 @@ registry of its own. What is not known is not shown.
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,12 +20,21 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ridgeline.core.host import huge_page_bytes
+from ridgeline.core.slo import Slo
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.journal import WAIT_REASONS
 from ridgeline.engine.outputs import Finish
 from ridgeline.server.metric_names import BUCKETS, METRICS, PREFIX
-from ridgeline.server.step_counts import Distribution, StepCounts
+from ridgeline.server.step_counts import Distribution, Drift, StepCounts
+
+if TYPE_CHECKING:
+    from ridgeline.server.service import RequestNote
+
+STAGES = ("body", "waiting", "output", "unread")
+FINDINGS_S = 3600.0
+MEMORY_PERIOD_S = 60.0
 
 _OF_OUTPUTS = (  # histograms of each output that ended normally
     *("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds"),
@@ -39,9 +50,10 @@ class Metrics:
     `vllm_name` is the model's where they are shown under vLLM's names too.
     """
 
-    def __init__(self, engine: EngineClient, vllm_name: str | None = None) -> None:
+    def __init__(self, engine: EngineClient, vllm_name: str | None = None, slos: Sequence[Slo] = ()) -> None:
         self._registry = CollectorRegistry()
-        self._engine = _EngineCollector(engine)
+        self._slos = slos
+        self._engine = _EngineCollector(engine, has_plan=len(slos) > 0)
         self._registry.register(self._engine)
         ProcessCollector(registry=self._registry)
         ProcessCollector("ridgeline_engine", lambda: engine.process_id or "none", registry=self._registry)
@@ -50,7 +62,13 @@ class Metrics:
         self.cached_tokens = self._counter("prompt_tokens_cached")
         self.generation_tokens = self._counter("generation_tokens")
         self.successes = self._counter("request_success")
-        self.aborted = self._counter("requests_aborted")
+        self._aborted = self._counter("requests_aborted")
+        for stage in STAGES:  # a rate needs what was before the first
+            self._aborted.labels(stage)
+        if slos:
+            self._met, self._good = self._counter("request_slo"), self._counter("goodput_requests")
+        for slo, met in product(slos, ("true", "false")):
+            self._met.labels(slo.metric, met)
         self.rejected = self._counter("requests_rejected")
         self.itl = self._histogram("inter_token_latency_seconds")
         self._responses = self._counter("http_responses")
@@ -67,12 +85,30 @@ class Metrics:
         self._loop_lag.observe(lag_s)
         self._engine.follow()
 
-    def ended(self, status: int, seconds: float, engine_s: float | None) -> None:
-        """Count an HTTP request; `engine_s`: of its longest output, None where none ended."""
-        if status:  # else the server is ending
-            self._responses.labels(str(status)).inc()
-        if engine_s is not None:
-            self._overhead.observe(max(0.0, seconds - engine_s))
+    def ended(self, note: "RequestNote", seconds: float, *, has_slo: bool) -> None:
+        """Count an HTTP request, and whether it met objectives, if it `has_slo`; what failed met none."""
+        if note.status:  # else the server is ending
+            self._responses.labels(str(note.status)).inc()
+        if note.worst_s:
+            self._overhead.observe(max(0.0, seconds - note.worst_s["e2el"]))
+        if has_slo and self._slos and (note.failed or note.worst_s):
+            met = [not note.failed and note.worst_s[slo.metric] * 1000 <= slo.limit_ms for slo in self._slos]
+            for slo, is_met in zip(self._slos, met):
+                self._met.labels(slo.metric, str(is_met).lower()).inc()
+            self._good.inc(all(met))
+
+    def left(self, note: "RequestNote", *, unread: bool) -> None:
+        """Count a request whose client went away, by how far it was; `unread`: it had stopped to read."""
+        tokens = "output" if note.completion_tokens else "waiting" if note.slots else "body"
+        self._aborted.labels("unread" if unread else tokens).inc()
+
+    def diagnosed(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Show what the doctor found just now, for FINDINGS_S."""
+        self._engine.diagnosed(findings)
+
+    def look_at_memory(self) -> None:
+        """Find out how much is in huge pages, if that is a minute ago; it may take a while, in one thread at a time."""
+        self._engine.look_at_memory()
 
     def finished(self, request: Request, num_output: int, finish: Finish) -> None:
         """Count an output that ended normally."""
@@ -114,9 +150,13 @@ class Metrics:
 class _EngineCollector(Collector):
     """Reads what the engine tells at the time of the scrape: by its name here, and what `read` says follows."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, *, has_plan: bool) -> None:
         self._engine, self.info, self.counts = engine, engine.info(), StepCounts()
         self.stats = engine.stats()
+        self.drift = Drift() if has_plan else None
+        self.huge_page_bytes: int | None = None
+        self._looked_s = self._diagnosed_s = -math.inf
+        self._findings: Mapping[str, Mapping[str, float]] = {}
         self.build = {version("ridgeline"): {platform.python_version(): {Path(self.info.model_path).name: 1}}}
         self.choices = {name: {choice.value: 1} for name, choice in self.info.choices.items()}
 
@@ -142,9 +182,36 @@ class _EngineCollector(Collector):
         num, head = self.stats.num_waiting, self.counts.head_waits or "step"
         return {**dict.fromkeys((*WAIT_REASONS[1:], "step"), 0), head: min(1, num), "behind": max(0, num - 1)}
 
+    @property
+    def lora(self) -> Mapping[int, Mapping[str, Mapping[str, float]]]:
+        """Names of the adapters that requests run with, and that some wait for; the value is the time, as in vLLM."""
+        running, opened = self.stats.running_adapters, self.stats.open_adapters
+        numbers = self.info.adapters.items()
+        runs = ",".join(name for name, number in numbers if number in running)
+        waits = ",".join(name for name, number in numbers if opened.get(number, 0) > running.get(number, 0))
+        most = self.info.max_loras or len(numbers)
+        return {most: {runs: {waits: time.time()}}} if most else {}
+
+    @property
+    def findings(self) -> Mapping[str, Mapping[str, float]]:
+        """Gains by the doctor's finding and its severity, while they are new."""
+        return self._findings if time.monotonic() < self._diagnosed_s + FINDINGS_S else {}
+
+    def diagnosed(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Take in findings."""
+        self._findings = {each["id"]: {each["severity"]: each["gain"]} for each in findings}
+        self._diagnosed_s = time.monotonic()
+
+    def look_at_memory(self) -> None:
+        """Look once a minute."""
+        if (now_s := time.monotonic()) >= self._looked_s + MEMORY_PERIOD_S:
+            self._looked_s, self.huge_page_bytes = now_s, huge_page_bytes(self._engine.process_id)
+
     def follow(self) -> None:
-        """Take in the records of the engine's steps before they are written over."""
+        """Take in the records of the engine's steps before they are written over, and how the plan holds."""
         self.counts.follow(self._engine.journal)
+        if self.drift is not None and self.drift.is_due(now_s := time.monotonic()):
+            self.drift.follow(now_s, self._engine.stats().priced)
 
     def collect(self) -> Iterator[Metric]:
         self.stats = self._engine.stats()

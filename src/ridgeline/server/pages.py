@@ -25,7 +25,7 @@ MAX_RECORDS = 8192  # of one ring in one response
 MAX_EXPLAIN_S = 60
 PLAN = re.compile(  # a line each; none of them reads a file or fetches anything
     r"((\w[\w.-]{0,63}\n)?--hardware=(?!this\n)\w[\w.-]*(:\d+)?\n)?--workload=fixed:num_requests=\d{1,3},"
-    r"input_tokens=\d{1,5},output_tokens=\d{1,4}\n--concurrency=\d{1,3}(\n--slo=[\w:. ]+)?(\n--allow=[\w,-]+)?",
+    r"input_tokens=\d{1,5},output_tokens=\d{1,4}\n--concurrency=\d{1,3}(\n--slo=[\w:.=, ]+)?(\n--allow=[\w,-]+)?",
     re.ASCII,
 )
 HEADERS = {  # nothing from elsewhere, nothing inline, in no other page
@@ -93,7 +93,11 @@ async def diagnose(service: Service, http: Request) -> Response:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recent.journal"
         await asyncio.to_thread(service.engine.write_journal, path)
-        return await _say(service, "doctor", str(path), *([] if number is None else [f"--request={number}"]))
+        if number is not None:
+            return await _say(service, "doctor", str(path), f"--request={number}")
+        reply = await _say(service, "doctor", str(path))
+    service.metrics.diagnosed(msgspec.json.decode(reply.body)["found"]["findings"])
+    return reply
 
 
 async def plan(service: Service, http: Request, arguments: list[str]) -> Response:

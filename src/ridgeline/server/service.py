@@ -61,7 +61,8 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    engine_s: float | None = None  # of its longest output
+    worst_s: dict[str, float] = field(default_factory=dict[str, float])  # by objective, of outputs that ended normally
+    failed: bool = False  # by an error that is not the client's
     predicted_tokens: int = 0  # of the request's prediction, verified
     accepted_prediction_tokens: int = 0
 
@@ -107,7 +108,7 @@ class Service:
         self.reasoning = chosen_reasoning(settings.reasoning_parser, template)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
         self.own_names = settings.served_model_names or (self.info.model_name,)
-        self.metrics = Metrics(engine, self.own_names[0] if settings.metrics_compat == "vllm" else None)
+        self.metrics = Metrics(engine, self.own_names[0] if settings.metrics_compat == "vllm" else None, settings.slos)
         self.metrics.show("queue_tokens", lambda: self.num_queued_tokens)
         self.metrics.show("open_outputs", lambda: self.num_slots)
         self.created_unix_s = int(time.time())
@@ -227,6 +228,7 @@ class Service:
         """Return the error as a reply, counted, and logged if it was not expected."""
         reply = reply_to(error)
         self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()
+        note.failed = note.failed or reply.status >= 500
         if reply.unexpected:
             facts = {"request_id": note.request_id}
             log.error("request %s failed", note.request_id, exc_info=error, extra={"facts": facts})

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
+from ridgeline.core.slo import Slo, parse_slos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,11 @@ class ServerSettings:
     max_file_bytes: int = option(200 * 2**20, "Maximum size of a file that is uploaded in bytes.", low=1)
     max_files_bytes: int = option(2**33, "Maximum bytes of a key's files with which it may upload more.", low=1)
     grammar_timeout_s: float = option(2.0, "Seconds in which a request's schema or grammar must compile.", above=0)
+    slo: str | None = option(
+        None,
+        "Objectives that /metrics counts requests by, and that options which are not given are planned for.",
+        metavar="ttft=MS,tpot=MS",
+    )
     metrics_compat: Literal["none", "vllm"] = option("none", "Show metrics under the names of another engine, too.")
     engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
     request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)
@@ -74,12 +80,19 @@ class ServerSettings:
         """Tell whether clients must send a key."""
         return self.api_key is not None or self.api_key_file is not None
 
+    @property
+    def slos(self) -> tuple[Slo, ...]:
+        """The objectives of `slo`. Raises ConfigError."""
+        return parse_slos(self.slo or "")
+
     def __post_init__(self) -> None:
         check(self, lambda name, message: ConfigError(message))
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the API key is empty; give one, or leave the option out")
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("--tls-key is the key of a certificate: give that with --tls-cert")
+        if self.slo is not None and not self.slos:
+            raise ConfigError("--slo is empty: give objectives like ttft=500ms,tpot=50ms, or leave it out")
 
 
 def only_local_names(settings: ServerSettings, host: str) -> ServerSettings:

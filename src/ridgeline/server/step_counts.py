@@ -1,13 +1,19 @@
 """Count over the records of an engine's journal, a few times a second and at every scrape: the loop pays nothing."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.host import HostSample
+from ridgeline.core.log import get_logger
+from ridgeline.engine.client import PricedSteps
 from ridgeline.engine.journal import KINDS, WAIT_REASONS, Journal, Records
 from ridgeline.server.metric_names import BUCKETS, METRICS
+
+log = get_logger("server")
+
+DRIFT_S, MAX_DRIFT = 600.0, 0.15
 
 
 class Distribution:
@@ -26,6 +32,37 @@ class Distribution:
     def buckets(self) -> list[tuple[str, float]]:
         """Return how many values there were up to each bound."""
         return [(str(b), float(n)) for b, n in zip((*self._bounds, "+Inf"), self._counts.cumsum(), strict=True)]
+
+
+class Drift:
+    """Compares the measured with the predicted time of the steps that were priced in the last ten minutes."""
+
+    def __init__(self) -> None:
+        self.ratio: float | None = None
+        self._seen: deque[tuple[float, float, float]] = deque()  # when, measured and predicted, summed
+        self._is_told = False
+
+    def is_due(self, now_s: float) -> bool:
+        """Tell whether a second has passed."""
+        return not self._seen or now_s >= self._seen[-1][0] + 1
+
+    def follow(self, now_s: float, priced: PricedSteps | None) -> None:
+        """Take in the sums of now; a line in the log says when a plan does not hold any more."""
+        if priced is None:
+            return
+        predicted_s = sum(priced.predicted_s.values())
+        if self._seen and predicted_s < self._seen[-1][2]:  # of another process
+            self._seen.clear()
+        self._seen.append((now_s, priced.measured_s, predicted_s))
+        while len(self._seen) > 1 and now_s >= self._seen[1][0] + DRIFT_S:
+            self._seen.popleft()
+        began_s, *before = self._seen[0]
+        if predicted_s > before[1]:
+            self.ratio = (priced.measured_s - before[0]) / (predicted_s - before[1])
+        is_off = self.ratio is not None and abs(self.ratio - 1) > MAX_DRIFT and now_s >= began_s + DRIFT_S
+        if is_off and not self._is_told:
+            log.warning("steps take %.2f times the planned time for ten minutes: ridgeline doctor says why", self.ratio)
+        self._is_told = is_off
 
 
 class StepCounts:

@@ -48,6 +48,9 @@ class Autoregressive:
     def drafts(self) -> Mapping[str, DraftStats] | None:
         """Return None: nothing is drafted."""
 
+    def draft_gain(self) -> float | None:
+        """Return None, as `drafts`."""
+
     def salt(self, view: SequenceView) -> str:
         return ""
 

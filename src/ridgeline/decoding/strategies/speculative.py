@@ -270,6 +270,9 @@ class Speculative(Autoregressive):
     def drafts(self) -> Mapping[str, DraftStats]:
         return dict(self._stats)
 
+    def draft_gain(self) -> float | None:
+        return self._control and self._control.gain
+
     def _propose(self, view: SequenceView) -> Draft | None:
         """Return the draft that gains most, no longer than the output may still become."""
         if (room := self._room(view)) <= 0:

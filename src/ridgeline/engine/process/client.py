@@ -106,7 +106,7 @@ class ProcessEngine:
         return self._info
 
     def stats(self) -> EngineStats:
-        return replace(self._stats, silence_s=self._silence_s)
+        return replace(self._streams.counted(self._stats), silence_s=self._silence_s)
 
     @property
     def process_id(self) -> int | None:
@@ -175,9 +175,10 @@ class ProcessEngine:
         """Start another process once the last one is gone: two have no room beside each other."""
         if self._gone is None or (fate := self._gone.fate) is None or not self._deaths.may_start:
             return
-        config, number = replace(self._config, adapters=self.adapters.again()), self._stats.num_restarts + 1
+        config, restarts = replace(self._config, adapters=self.adapters.again()), dict(self._stats.restarts)
+        restarts[self._gone.cause] += 1
         if config.journal is not None:  # what the processes before wrote stays as it is
-            config = replace(config, journal=f"{config.journal}.{number}")
+            config = replace(config, journal=f"{config.journal}.{sum(restarts.values())}")
         try:
             link = Link(config)
         except OSError as error:
@@ -186,7 +187,7 @@ class ProcessEngine:
             return
         log.warning("engine process %d %s; another one starts", self._gone.process.pid, fate)
         self._gone, self._link = None, link
-        self._stats = replace(self._stats, num_restarts=number)
+        self._stats = replace(self._stats, restarts=restarts)
         self._attach(link)
 
     def _attach(self, link: Link) -> None:
@@ -236,7 +237,7 @@ class ProcessEngine:
                 log.error("the engine cannot load its model again: %s", message.message)
 
     def _counted(self, stats: EngineStats) -> EngineStats:
-        return replace(stats, num_restarts=self._stats.num_restarts, num_hangs=self._stats.num_hangs)
+        return replace(stats, restarts=self._stats.restarts, num_hangs=self._stats.num_hangs)
 
     async def _load_adapter(self, number: int, name: str, folder: str) -> None:
         if self._link is None or not self.accepting:

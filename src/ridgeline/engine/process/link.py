@@ -45,6 +45,7 @@ class Link(asyncio.Protocol):
         self._early: list[bytes] = []  # what was sent before there was one
         self._on_message: Callable[[wire.FromEngine], None] = lambda message: None
         self._on_end: Callable[[], None] = lambda: None
+        self._hangs = False
         begin = wire.Begin(config, *in_use())
         with suppress(OSError):  # it died at once, which reading tells
             self._socket.sendall(wire.encode(begin))
@@ -101,9 +102,16 @@ class Link(asyncio.Protocol):
     def kill_with_stacks(self) -> None:
         """End the process after it had the time to write the stacks of its threads; nothing more is heard of it."""
         self._on_message, self._on_end = lambda message: None, lambda: None
+        self._hangs = True
         for number in (signal.SIGUSR1, signal.SIGCONT):  # one that was stopped may write too
             self.process.send_signal(number)
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self.process.kill)
+
+    @property
+    def cause(self) -> str:
+        """Say which of CAUSES the end of the process had, which has ended."""
+        code = self.process.returncode
+        return "hang" if self._hangs else "exit" if code >= 0 else "killed" if code == -signal.SIGKILL else "crash"
 
     @property
     def fate(self) -> str | None:

@@ -172,7 +172,9 @@ class Reply:
             self.note.cached_tokens += finish.num_cached_tokens
             self.service.metrics.cached_tokens.inc(finish.num_cached_tokens)
         self.service.metrics.finished(self.requests[index], num_tokens, finish)
-        self.note.engine_s = max(self.note.engine_s or 0.0, finish.timings.latency_s)
+        timings, worst_s = finish.timings, self.note.worst_s
+        for name, value_s in (("ttft", timings.ttft_s), ("tpot", timings.tpot_s), ("e2el", timings.latency_s)):
+            worst_s[name] = max(worst_s.get(name, 0.0), value_s or 0.0)
 
 
 class ResponseBody(Protocol):
