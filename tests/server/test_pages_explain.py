@@ -16,7 +16,7 @@ from live_server import LiveServer, eventually, new_engine, serving
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
 from ridgeline.engine.recording import read_recording
-from ridgeline.explain.life import life
+from ridgeline.explain.lives import life
 
 __all__ = ["axe", "chromium"]
 

@@ -17,16 +17,14 @@ def doctor(
     """
     import msgspec
 
-    from ridgeline.engine.recording import read_recording
-    from ridgeline.explain.diagnosis import diagnose
-    from ridgeline.explain.life import life
+    from ridgeline.explain.diagnosis import doctor as diagnose
+    from ridgeline.explain.lives import life
 
-    recording = read_recording(journal)
     if request is not None:
-        lived = life(recording, request)
+        lived = life(journal, request)
         typer.echo(msgspec.json.encode(lived) if json else lived["sentence"])
         return
-    found = diagnose(recording)
+    found = diagnose(journal)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:
