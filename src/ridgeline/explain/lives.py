@@ -44,6 +44,7 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
             waits[reason] = waits.get(reason, 0.0) + min(measured_ms, max(0.0, at_ms + measured_ms))
             continue
         (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(load_of(spans))
+        made = made or start >= output["num_prompt"]  # it was forked from the one whose prompt it shares
         kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
         if made:
             together = spans[spans["num_tokens"] == spans["num_rows"]] if kind == "decode" else spans
