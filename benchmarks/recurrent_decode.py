@@ -6,7 +6,7 @@ usage: python -m benchmarks.recurrent_decode [--model FOLDER] [--contexts 1024 4
 FOLDER is written where it is not there: a Mamba-2 of random weights, 0.4 billion parameters (needs transformers). In
 one process the contexts take turns, so that all see the same machine: the memory bandwidth, a prompt (after
 the first round it is cached), then decode steps at batch 1, half of them with a clock at every op. Beside the time of
-a step stand what the cost model predicts for it from the machine's ceilings, and the share of the stream: (bytes of
+a step stand its limit, what the machine's ceilings allow at least, and the share of the stream: (bytes of
 weights and state that a step moves) / (time of a step from plan to commit) / (stream before and after).
 """
 
@@ -36,7 +36,7 @@ class Prefill:
 
     tokens: int
     tokens_per_s: float
-    predicted_tokens_per_s: float
+    most_tokens_per_s: float  # at the limit of a step
     recurrent_share: float
 
 
@@ -45,7 +45,7 @@ class Decode:
     """Steps of one token; lists have one entry per round. `recurrent_s` is the time of a step in the recurrent ops."""
 
     context: int
-    predicted_s: float
+    limit_s: float
     bytes_per_step: float
     step_s: list[float]
     recurrent_s: list[float]
@@ -96,7 +96,7 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
     prefill = Prefill(
         tokens=options.chunk,
         tokens_per_s=options.chunk / prompt.untimed_step_s,
-        predicted_tokens_per_s=options.chunk / prompt.limit_s,
+        most_tokens_per_s=options.chunk / prompt.limit_s,
         recurrent_share=recurrent_s(prompt) / prompt.step_s,
     )
     rounds = [
@@ -123,7 +123,7 @@ def as_decode(context: int, turns: Sequence[Turn]) -> Decode:
     num_bytes = moved_bytes(turns[0].profile)
     return Decode(
         context=context,
-        predicted_s=turns[0].profile.limit_s,
+        limit_s=turns[0].profile.limit_s,
         bytes_per_step=num_bytes,
         step_s=[turn.profile.untimed_step_s for turn in turns],
         recurrent_s=[recurrent_s(turn.profile) for turn in turns],
@@ -143,12 +143,12 @@ def recurrent_s(profile: StepProfile) -> float:
 
 
 def show(prefill: Prefill, decode: list[Decode]) -> None:
-    table = Table("context", "step ms", "predicted ms", "recurrent ops ms", "MB a step", "share of the stream")
+    table = Table("context", "step ms", "limit ms", "recurrent ops ms", "MB a step", "share of the stream")
     for run in decode:
         table.add_row(
             f"{run.context:,}",
             f"{statistics.median(run.step_s) * 1e3:.2f}",
-            f"{run.predicted_s * 1e3:.2f}",
+            f"{run.limit_s * 1e3:.2f}",
             f"{statistics.median(run.recurrent_s) * 1e3:.2f}",
             f"{run.bytes_per_step / 1e6:.0f}",
             f"{statistics.median(run.share_of_stream):.0%}",
@@ -156,8 +156,8 @@ def show(prefill: Prefill, decode: list[Decode]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"prefill, {prefill.tokens:,} tokens a step: {prefill.tokens_per_s:,.0f} tokens/s, predicted "
-        f"{prefill.predicted_tokens_per_s:,.0f}; {prefill.recurrent_share:.0%} of the time in the recurrent ops"
+        f"prefill, {prefill.tokens:,} tokens a step: {prefill.tokens_per_s:,.0f} tokens/s, at the limit "
+        f"{prefill.most_tokens_per_s:,.0f}; {prefill.recurrent_share:.0%} of the time in the recurrent ops"
     )
 
 

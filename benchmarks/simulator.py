@@ -29,7 +29,7 @@ from ridgeline.engine.build import build_engine
 from ridgeline.engine.journal import SECONDS, Records
 from ridgeline.engine.recording import Recording, read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
-from ridgeline.explain.replay import replay
+from ridgeline.explain.replaying import replay
 from ridgeline.explain.simulation import run_simulated
 from ridgeline.program.pricing import Load
 

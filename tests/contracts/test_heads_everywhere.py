@@ -22,7 +22,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.decoding.drafters.medusa import Medusa
 from ridgeline.decoding.trees import KNOWN
-from ridgeline.explain.break_even import BATCHES, break_even
+from ridgeline.explain.rounds import BATCHES, break_even
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"

@@ -17,7 +17,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculative_config import speculation_options
-from ridgeline.explain.break_even import break_even
+from ridgeline.explain.rounds import break_even
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"

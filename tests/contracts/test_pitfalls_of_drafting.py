@@ -36,7 +36,7 @@ from ridgeline.decoding.strategies import speculative
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Room
 from ridgeline.engine import companion
-from ridgeline.explain.break_even import break_even
+from ridgeline.explain.rounds import break_even
 from ridgeline.program.ops import experts
 from ridgeline.weights import medusa
 from ridgeline.weights.folder import BUNDLED_MODELS

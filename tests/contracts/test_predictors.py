@@ -22,7 +22,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.engine import companion
 from ridgeline.engine.model import open_model
-from ridgeline.explain.break_even import break_even
+from ridgeline.explain.rounds import break_even
 from ridgeline.weights import heads
 
 pytestmark = pytest.mark.skipif(

@@ -6,8 +6,8 @@ import pytest
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.explain.break_even import BATCHES, DRAFTS, break_even
 from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.rounds import BATCHES, DRAFTS, break_even
 from ridgeline.program.pricing import Load
 
 CARD, MODELS = "h100-sxm", ("python-1m", "python-9m")

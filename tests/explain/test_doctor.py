@@ -19,10 +19,9 @@ from ridgeline.core.machine import usable_cores
 from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.engine import priced
 from ridgeline.engine.journal import HOST_FIELDS
-from ridgeline.engine.recording import MAGIC, FileRecorder
-from ridgeline.explain import machine
-from ridgeline.explain.diagnosis import AREAS
-from ridgeline.explain.diagnosis import diagnose as doctor
+from ridgeline.engine.recording import MAGIC, FileRecorder, read_recording
+from ridgeline.explain import diagnosis, machine
+from ridgeline.explain.diagnosis import AREAS, doctor
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.simulation import run_simulated
 
@@ -187,6 +186,43 @@ def test_the_command_reads_a_journal(tmp_path, capsys):
     for one, other in itertools.pairwise(findings):
         assert AREAS.index(one["area"]) <= AREAS.index(other["area"])
     assert "<table>" in explain.doctor(path)._repr_html_()
+
+
+def test_an_engine_that_drafts_is_examined_without_counterfactuals(tmp_path, capsys):
+    from ridgeline import LLM, SamplingParams
+
+    path = tmp_path / "journal"
+    options = {"num_threads": usable_cores(), "tuning": "default", "max_model_len": 256, "max_num_seqs": 1}
+    llm = LLM("python-1m", journal=str(path), speculate="ngram", adaptive_speculation=False, **options)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
+    llm.generate([[5, i + 9] for i in range(8)], params, use_tqdm=False)
+    llm.engine.loop.close()
+    found = doctor(path)
+    assert not found.is_simulated
+    assert "no gains are known" in found.sentence
+    slots = next(each for each in found.findings if each.id == "slots")
+    assert (slots.gain, slots.severity) == (None, "try")
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", str(path)])
+    assert stopped.value.code == int(any(each.severity == "FIX" for each in found.findings))  # of a busy machine, perhaps
+    assert "--max-num-seqs 16: unknown" in capsys.readouterr().out
+    seq_id = int(read_recording(path).outputs["seq_id"][-1])
+    lived = explain.life(path, seq_id)
+    kinds = {step[2] for step in lived["steps"]}
+    assert kinds == {"prefill", "decode"}
+    assert max(step[3] for step in lived["steps"] if step[2] == "decode") > 1  # drafts, and the token before them
+    assert sum(lived["decoding"].values()) == pytest.approx(lived["parts"]["decode"])
+
+
+def test_threads_are_compared_with_the_cores_of_the_machine_that_was_recorded():
+    run = recorded(requests(6, output=60), num_threads=1)
+    assert run.setup.num_cores == usable_cores()
+    for cores, ids in ((1, []), (64, ["threads_few"]), (None, [])):  # None: an old journal does not say
+        setup = replace(run.setup, num_cores=cores)
+        suspicions = list(diagnosis._of_machine(replace(run, setup=setup), setup.config))
+        assert [found.id for found, _ in suspicions] == ids
+        assert [found.evidence for found, _ in suspicions] == ["1 threads on 64 cores"] * len(ids)
+        assert [config.num_threads for _, config in suspicions] == [64] * len(ids)
 
 
 def test_what_cannot_be_examined(tmp_path):

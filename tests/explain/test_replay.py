@@ -11,10 +11,10 @@ import pytest
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import SamplingParams, SpeculationParams
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.recording import read_recording
-from ridgeline.explain.replay import replay
+from ridgeline.explain.replaying import replay
 
 SHARED = list(range(10, 90))
 
@@ -72,6 +72,41 @@ def test_every_plan_is_the_same_again(tmp_path, name):
         assert (recording.decisions["kind"] == 1).any()
     if name == "chunks and prefix hits":
         assert recording.outputs["num_cached"].sum() > 0
+
+
+DRAFTS = {
+    "always as many": ({"speculate": "ngram"}, False),
+    "preemption": ({"speculate": "ngram", "kv_cache_bytes": 768 * 32 * 10}, True),
+    "two threads": ({"speculate": "suffix", "num_threads": 2, "kv_cache_bytes": 768 * 32 * 10}, True),
+    "a draft model": ({"speculate": "draft:python-1m", "max_num_batched_tokens": 40, "max_num_seqs": 8}, False),
+    "as many as pay": ({"speculate": "auto", "num_threads": 2, "adaptive_speculation": True}, False),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_drafts_come_again_as_they_were(tmp_path, name):
+    options, is_tight = DRAFTS[name]
+    wanted = SamplingParams(max_tokens=70, temperature=0, ignore_eos=True)
+    requests = [(prompt, wanted, step) for prompt, _, step in random_requests(14, 2)]
+    requests += [([7, 8, 9], replace(wanted, speculation=SpeculationParams(enabled=False)), 150)]  # it runs ahead
+    recording = run(tmp_path / "journal", requests, **{"adaptive_speculation": False} | options)
+    assert recording.setup.strategy == "speculative"
+    found = replay(tmp_path / "journal")
+    assert found.difference == ""
+    assert found.num_steps == len(recording.steps)
+    assert (recording.decisions["kind"] == 1).any() == is_tight
+    if "adaptive_speculation" in options:
+        return  # who knows whether something was drafted: it hangs on the clock
+    accepted = recording.spans.copy()  # had one token less been right, the next step would not be the same
+    index = np.flatnonzero((accepted["num_rows"] > 2) & (accepted["num_final"] > 1))[0]
+    accepted["num_final"][index] -= 1
+    assert replay(replace(recording, spans=accepted)).difference
+
+
+def test_trees_of_drafts_are_not_replayed(tmp_path):
+    recording = run(tmp_path / "journal", random_requests(3, 2), speculate="lookahead", adaptive_speculation=False)
+    with pytest.raises(ConfigError, match="lookahead drafts trees"):
+        replay(recording)
 
 
 def test_conversations_go_on_from_what_was_generated(tmp_path):

@@ -16,7 +16,7 @@ from live_server import LiveServer, eventually, new_engine, serving
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
 from ridgeline.engine.recording import read_recording
-from ridgeline.explain.life import life
+from ridgeline.explain.lives import life
 
 __all__ = ["axe", "chromium"]
 
@@ -163,9 +163,9 @@ def test_commands_run_one_at_a_time_and_for_one_client_alone(chat_model: Path, t
         assert httpx.get(f"{server.url}/explain/doctor", trust_env=False).status_code == 401
     with serving(new_engine(chat_model)) as server:
         service = server.server._service
-        service.explaining._locked = True
+        service.explained.running._locked = True
         assert server.client.get("/explain/doctor").status_code == 503
-        service.explaining._locked = False
+        service.explained.running._locked = False
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -6,15 +6,14 @@ import msgspec
 import typer
 
 from ridgeline.cli._tables import new_table, plain_console
-from ridgeline.core.config import EngineConfig
-from ridgeline.explain.break_even import DRAFTS, break_even
+from ridgeline.explain.rounds import DRAFTS, break_even
 
 LIKELY = 0.8  # an acceptance for which the best number of drafts is named
 
 
 def print_break_even(model: str, hardware: str, context: int | None, *, json: bool, **options: object) -> None:
     """Price rounds of what `options` of the engine draft with, and print them. Raises as `break_even`."""
-    says, rounds = break_even(EngineConfig.of(model, **options), hardware, context)
+    says, rounds = break_even(model, hardware, context, **options)
     if json:
         typer.echo(msgspec.json.encode({"priced": says, "rounds": rounds}))
         return

@@ -8,7 +8,9 @@ import typer
 
 def doctor(
     journal: Annotated[Path, typer.Argument(help="A file of --journal.")],
-    request: Annotated[int | None, typer.Option(help="Follow one sequence instead, by its number.")] = None,
+    request: Annotated[
+        list[int] | None, typer.Option(help="Follow a sequence instead, by its number; may be given several times.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Examine the journal of an engine: the machine, then batching, KV memory and precision.
@@ -18,15 +20,16 @@ def doctor(
     import msgspec
 
     from ridgeline.engine.recording import read_recording
-    from ridgeline.explain.diagnosis import diagnose
-    from ridgeline.explain.life import life
+    from ridgeline.explain.diagnosis import doctor as diagnose
+    from ridgeline.explain.lives import life
 
-    recording = read_recording(journal)
-    if request is not None:
-        lived = life(recording, request)
-        typer.echo(msgspec.json.encode(lived) if json else lived["sentence"])
+    if request:
+        recording = read_recording(journal)
+        lives = [life(recording, number) for number in request]
+        plain = msgspec.json.encode(lives if len(lives) > 1 else lives[0])
+        typer.echo(plain if json else "\n".join(lived["sentence"] for lived in lives))
         return
-    found = diagnose(recording)
+    found = diagnose(journal)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:

@@ -21,7 +21,8 @@ def pages(
     import msgspec
 
     from ridgeline.engine.recording import read_recording
-    from ridgeline.server.pages import reply_of, told
+    from ridgeline.server.explained import reply_of
+    from ridgeline.server.pages import told
 
     replies: dict[str, object] = {"explain/server": {"use": "files", "models": ["files, no server"]}}
     if journal is not None:

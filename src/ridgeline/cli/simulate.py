@@ -52,10 +52,9 @@ def simulate(
 def _replay(path: Path, *, json: bool) -> None:
     import msgspec
 
-    from ridgeline.engine.recording import read_recording
-    from ridgeline.explain.replay import replay
+    from ridgeline.explain.replaying import replay
 
-    found = replay(read_recording(path))
+    found = replay(path)
     typer.echo(msgspec.json.encode(found) if json else found.sentence)
     if found.difference:
         raise typer.Exit(1)

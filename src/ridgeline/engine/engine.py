@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.machine import usable_cores
 from ridgeline.decoding.request import SLOTS
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
@@ -62,4 +63,5 @@ def setup_of(
         strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
         choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
         depth=depth,
+        num_cores=usable_cores(),
     )

@@ -20,6 +20,7 @@ class Finish:
     uncached_reason: str = ""  # why the prefix cache served no more of the prompt
     stop_reason: str | int | None = None  # the stop string or stop id that matched, None for an end-of-sequence id
     error: str | None = None
+    seq_id: int = -1  # by which the journal knows the output; -1: it does not
 
 
 class OutputDelta(msgspec.Struct, array_like=True):

@@ -38,6 +38,7 @@ class EngineSetup:
     strategy: str  # autoregressive where one token at a time was decoded, unless a request brought a prediction
     choices: Mapping[str, str]
     depth: int = 1  # of its executor; a deeper one chains plans
+    num_cores: int | None = None  # that it might keep busy; None: it was not told
 
 
 class _Frame(msgspec.Struct, array_like=True):
@@ -206,6 +207,11 @@ def read_recording(path: Path) -> Recording:
     if at < len(data):
         rings = _without_ends(rings)
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))
+
+
+def recording_of(journal: Recording | Path | str) -> Recording:
+    """Return a recording, or read the file of one. Raises ConfigError as `read_recording` does."""
+    return journal if isinstance(journal, Recording) else read_recording(Path(journal))
 
 
 def _records(frame: _Frame) -> Records:

@@ -133,6 +133,7 @@ class Renderer:
             uncached_reason=event.cached.reason,
             stop_reason=stop_reason,
             error=failure or event.error,
+            seq_id=event.seq_id,
         )
         return event
 

@@ -1,5 +1,6 @@
-"""Estimate what inference costs, and why: `explore` one idea, `price` a step, `simulate` a run, `lecture` the numbers
-of texts.
+"""Estimate what inference costs, and why: `explore` one idea, `price` a step, `simulate` a run, `plan` a server, find
+the `break_even` of drafts, `lecture` the numbers of texts; of an engine's journal `doctor`, `replay` and a sequence's
+`life`.
 
 Results are typed, show themselves in a notebook, and become frames with `to_pandas()`. Must not import torch.
 """
@@ -11,13 +12,17 @@ if TYPE_CHECKING:
     from ridgeline.explain.diagnosis import doctor
     from ridgeline.explain.explorers import explore
     from ridgeline.explain.lectures import lecture
+    from ridgeline.explain.lives import life
     from ridgeline.explain.planner import plan
     from ridgeline.explain.pricing import price
+    from ridgeline.explain.replaying import replay
+    from ridgeline.explain.rounds import break_even
     from ridgeline.explain.simulation import simulate
 
-__all__ = ["doctor", "explore", "lecture", "plan", "price", "simulate"]
+__all__ = ["break_even", "doctor", "explore", "lecture", "life", "plan", "price", "replay", "simulate"]
 
-_MODULES = dict(zip(__all__, ("diagnosis", "explorers", "lectures", "planner", "pricing", "simulation")))
+_NAMES = ("rounds", "diagnosis", "explorers", "lectures", "lives", "planner", "pricing", "replaying", "simulation")
+_MODULES = dict(zip(__all__, _NAMES))
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,8 @@
 """Diagnose an engine by its recording: what makes it slow, which option to change, and what that would gain.
 
 In this order: the machine itself, then batching, KV memory, precision. A gain is a counterfactual: the recorded
-requests are simulated as they were and with the change. Must not import torch.
+requests are simulated as they were and with the change; of an engine that drafts, no gain is known. Must not import
+torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ import numpy as np
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.machine import usable_cores
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.journal import WAIT_REASONS
-from ridgeline.engine.recording import Recording, read_recording
+from ridgeline.engine.priced import load_of
+from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.exploration import Provenance, frame, html_table
-from ridgeline.explain.machine import simulated_machine
-from ridgeline.explain.replay import RecordedTokens, recorded_requests
+from ridgeline.explain.machine import SimulatedMachine, simulated_machine
+from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.simulation import run_simulated
 
 Area = Literal["machine", "batching", "memory", "precision"]
@@ -32,14 +34,15 @@ LOW_BUDGET = 256  # tokens: prompts in smaller steps read the weights for few to
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Holds one fault: `gain` is how many times sooner requests would end at the mean; what is lossy is only tried."""
+    """Holds one fault: `gain` is how many times sooner requests would end at the mean, None where it is not known; what
+    is lossy, or of unknown gain, is only tried."""
 
     id: str
     area: Area
     sentence: str
     evidence: str
     flag: str
-    gain: float = 0.0
+    gain: float | None = None
     severity: Literal["FIX", "try"] = "FIX"
     provenance: Provenance = "measured"
 
@@ -50,21 +53,26 @@ Suspicion = tuple[Finding, EngineConfig | None]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Holds the findings in the order in which to look at them; `match` is simulated ÷ measured time of the steps."""
+    """Holds the findings in the order in which to look at them; `match` is simulated ÷ measured time of the steps, or
+    predicted ÷ measured where nothing is simulated: `is_simulated`."""
 
     num_steps: int
     num_requests: int
     match: float
     findings: Sequence[Finding]
+    is_simulated: bool = True
 
     @property
     def sentence(self) -> str:
         """The outcome in words."""
         sure = "" if abs(self.match - 1) <= 0.15 else "; low confidence, the simulation is not what was measured"
         found = f"{len(self.findings)} findings" if self.findings else "nothing to change"
+        how = "simulated as it was, steps take"
+        if not self.is_simulated:
+            how, sure = "it drafts, and that is not simulated: no gains are known; steps are predicted to take", ""
         return (
             f"{self.num_steps:,} steps of {self.num_requests:,} requests: {found} "
-            f"(simulated as it was, steps take {self.match:.2f} of the measured time{sure})"
+            f"({how} {self.match:.2f} of the measured time{sure})"
         )
 
     def lines(self) -> Sequence[Sequence[str]]:
@@ -72,7 +80,8 @@ class Diagnosis:
         rows: list[Sequence[str]] = []
         for area in AREAS:
             here = [each for each in self.findings if each.area == area]
-            rows += [(area, f.severity, f.sentence, f.evidence, f.flag, f"{f.gain:.2f}×") for f in here]
+            gains = ["unknown" if f.gain is None else f"{f.gain:.2f}×" for f in here]
+            rows += [(area, f.severity, f.sentence, f.evidence, f.flag, gain) for f, gain in zip(here, gains)]
             if not here:
                 rows.append((area, "ok", "", "", "", ""))
         return rows
@@ -89,38 +98,45 @@ class Diagnosis:
         return html_table(self.sentence, HEAD, self.lines())
 
 
-def doctor(journal: Path | str) -> Diagnosis:
-    """Return what makes the engine slow that wrote a file of `--journal`. Raises ConfigError for one that is broken."""
-    return diagnose(read_recording(Path(journal)))
+def doctor(journal: Recording | Path | str) -> Diagnosis:
+    """Return what makes an engine slow, by a recording or a file of `--journal`.
 
-
-def diagnose(recording: Recording) -> Diagnosis:
-    """Examine a recording. Raises ConfigError for one that holds no finished request or cannot be simulated."""
+    Raises ConfigError for one that is broken, holds no finished request, or is not of one that continues text.
+    """
+    recording = recording_of(journal)
     setup = recording.setup
     if setup is None or not len(recording.outputs):
         raise ConfigError("the recording holds no finished request: there is nothing to examine")
-    if setup.strategy != "autoregressive":
+    if setup.strategy not in REPLAYED:
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
-    requests = _requests(recording, setup.layout.block_size)
-    machine = simulated_machine(setup.config)
-    match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / recording.steps["run_s"].sum())
-    now = run_simulated(machine, requests, slower=1 / match)  # requests came at the pace of this machine
-    now_s = _mean_e2e(now.results.latencies.e2el_ms)
+    requests, measured_s = _requests(recording, setup.layout.block_size), recording.steps["run_s"].sum()
+    config = replace(setup.config, speculation=SpeculationConfig())
+    machine = simulated_machine(config)
+    drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
+    if drafts:
+        seconds = machine.step_time.seconds
+        match = float(sum(seconds(load_of(recording.spans_of(step))) for step in recording.steps) / measured_s)
+    else:
+        match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
+
+    def mean_e2e(machine: SimulatedMachine) -> float:
+        """Run the requests, which came at the pace of this machine."""
+        latency = run_simulated(machine, requests, slower=1 / match).results.latencies.e2el_ms
+        return latency.mean if latency is not None else float("nan")
+
+    now_s = None if drafts else mean_e2e(machine)
     findings: list[Finding] = []
     suspicions = (_of_machine, _of_batching, _of_memory, _of_precision)
-    for found, config in (each for look in suspicions for each in look(recording, setup.config)):
-        if config is not None:
-            then = run_simulated(simulated_machine(config), requests, slower=1 / match)
-            gain = now_s / _mean_e2e(then.results.latencies.e2el_ms)
-            found = replace(found, gain=gain, provenance=then.provenance)
-        if found.gain >= FIX_GAIN:
+    for found, change in (each for look in suspicions for each in look(recording, config)):
+        if change is not None and now_s is not None:
+            changed = simulated_machine(change)
+            found = replace(found, gain=now_s / mean_e2e(changed), provenance=changed.provenance)
+        if found.gain is None:
+            found = replace(found, severity="try")
+        if found.gain is None or found.gain >= FIX_GAIN:
             findings.append(found)
     findings.sort(key=lambda each: AREAS.index(each.area))
-    return Diagnosis(len(recording.steps), len(requests), match, findings)
-
-
-def _mean_e2e(latency: Any) -> float:
-    return latency.mean if latency is not None else float("nan")
+    return Diagnosis(len(recording.steps), len(requests), match, findings, not drafts)
 
 
 def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:
@@ -140,7 +156,7 @@ def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:
 
 def _of_machine(recording: Recording, config: EngineConfig) -> Iterator[Suspicion]:
     assert recording.setup is not None
-    backend, cores = config.backend, usable_cores()
+    backend, cores = config.backend, recording.setup.num_cores
     chosen = recording.setup.choices.get("backend", "")
     if chosen.startswith("reference"):
         changed = replace(config, backend=replace(backend, backend="auto"))
@@ -149,7 +165,7 @@ def _of_machine(recording: Recording, config: EngineConfig) -> Iterator[Suspicio
         changed = replace(config, backend=replace(backend, isa=None))
         yield Finding("isa", "machine", f"only {backend.isa} is used", f"--isa {backend.isa}", "no --isa"), changed
     threads = config.num_threads
-    if threads is not None and threads != cores:
+    if threads is not None and cores is not None and threads != cores:
         name, word = ("threads_few", "idle") if threads < cores else ("threads_many", "shared")
         sentence, changed = f"cores are {word}", replace(config, num_threads=cores)
         evidence = f"{threads} threads on {cores} cores"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
+from ridgeline.bench.load import Load
 from ridgeline.bench.metrics import Results, summarize
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
@@ -18,7 +19,7 @@ from ridgeline.core.slo import Slo
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.explain.simulation import run_simulated
+from ridgeline.explain.simulation import requests_of, run_simulated
 from ridgeline.program.pricing import Load as StepLoad
 
 LOSSES = ("int8", "int4", "kv-int8", "kv-fp8", "kv-int4")
@@ -135,7 +136,7 @@ class Plan:
 
 def plan(
     config: EngineConfig | str,
-    requests: Sequence[BenchRequest],
+    requests: Sequence[BenchRequest] | str,
     *,
     slos: Sequence[Slo] = (),
     hardware: str = THIS_MACHINE,
@@ -144,9 +145,11 @@ def plan(
 ) -> Plan:
     """Search the configuration that serves `requests` within `slos`, or without them at the highest throughput.
 
-    `allow` names what may lose quality: LOSSES. Raises ConfigError for objectives below what one step takes.
+    A workload's name stands for its requests, all at once; `allow` names what may lose quality: LOSSES. Raises
+    ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
+    requests = requests_of(config, requests, None, Load()) if isinstance(requests, str) else requests
     if wrong := [name for name in allow if name not in LOSSES]:
         raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
     if not requests:

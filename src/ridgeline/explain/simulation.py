@@ -25,6 +25,7 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
@@ -98,14 +99,13 @@ def simulated_loop(
     clock: FakeClock,
     deliver: Callable[[list[OutputDelta]], None],
     recorder: MemoryRecorder | None = None,
+    strategy: Strategy | None = None,
 ) -> EngineLoop:
-    """Return an engine's loop whose executor is a simulated one. Raises ConfigError for other than plain decoding."""
-    if setup.strategy != "autoregressive":
-        raise ConfigError(f"only one token at a time can be simulated; this engine decodes by {setup.strategy}")
+    """Return an engine's loop whose executor is a simulated one; without a `strategy` it decodes token by token."""
     limits, sizes = setup.config.scheduler, (setup.max_model_len, setup.max_num_rows)
     cache = CacheManager(setup.layout, prefix_caching=setup.config.cache.prefix_caching)
     depth, chains = executor.depth, executor.chains
-    scheduler = Scheduler(limits, cache, Autoregressive(), *sizes, clock, depth, chains=chains)
+    scheduler = Scheduler(limits, cache, strategy or Autoregressive(), *sizes, clock, depth, chains=chains)
     return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=recorder)
 
 

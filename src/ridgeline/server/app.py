@@ -42,7 +42,7 @@ from ridgeline.server.openai.responses import create_response, stored_response
 from ridgeline.server.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest, classify, rerank, score
 from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from ridgeline.server.openapi import openapi
-from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
+from ridgeline.server.pages import describe_server, diagnose, explain_request, page, plan, recent_steps
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.tokenizer import Tokenizer
@@ -94,6 +94,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/explain/steps", partial(recent_steps, service)),
         Route("/explain/doctor", partial(diagnose, service)),
         Post("/explain/plan", service, plan, list[str]),
+        Route("/v1/requests/{request_id}/explain", partial(explain_request, service)),
         Post("/v1/embeddings", service, create_embedding, EmbeddingRequest),
         *(Post(path, service, rerank, RerankRequest) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         *(Post(path, service, score, ScoreRequest) for path in ("/score", "/v1/score")),

@@ -4,25 +4,19 @@ commands say of them.
 
 import asyncio
 import re
-import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ridgeline.core.errors import OverloadedError, RequestError
+from ridgeline.core.errors import RequestError
 from ridgeline.engine.journal import WAIT_REASONS, Records
-from ridgeline.server.service import Service
+from ridgeline.server.service import Service, note_of
 
 MAX_RECORDS = 8192  # of one ring in one response
-MAX_EXPLAIN_S = 60
 PLAN = re.compile(  # a line each; none of them reads a file or fetches anything
     r"((\w[\w.-]{0,63}\n)?--hardware=(?!this\n)\w[\w.-]*(:\d+)?\n)?--workload=fixed:num_requests=\d{1,3},"
     r"input_tokens=\d{1,5},output_tokens=\d{1,4}\n--concurrency=\d{1,3}(\n--slo=[\w:.=, ]+)?(\n--allow=[\w,-]+)?",
@@ -87,17 +81,13 @@ async def recent_steps(service: Service, http: Request) -> Response:
 
 
 async def diagnose(service: Service, http: Request) -> Response:
-    """Return what `ridgeline doctor` says of the last steps, or of a `request` in them. Raises what `_say` does."""
+    """Return what `ridgeline doctor` says of the last steps, or of a `request` in them. Raises what `Explained.say` does."""
     _require_one_client(service)
     number = http.query_params.get("request")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recent.journal"
-        await asyncio.to_thread(service.engine.write_journal, path)
-        if number is not None:
-            return await _say(service, "doctor", str(path), f"--request={number}")
-        reply = await _say(service, "doctor", str(path))
-    service.metrics.diagnosed(msgspec.json.decode(reply.body)["found"]["findings"])
-    return reply
+    said = await service.explained.doctor([] if number is None else [f"--request={number}"])
+    if number is None:
+        service.metrics.diagnosed(msgspec.json.decode(said["found"])["findings"])
+    return Response(msgspec.json.encode(said), headers=JSON)
 
 
 async def plan(service: Service, http: Request, arguments: list[str]) -> Response:
@@ -106,39 +96,20 @@ async def plan(service: Service, http: Request, arguments: list[str]) -> Respons
     if not PLAN.fullmatch("\n".join(arguments)):
         raise RequestError("a plan here is [MODEL --hardware] --workload --concurrency [--slo] [--allow], in order")
     served = [service.info.model_path] if arguments[0].startswith("--") else []
-    return await _say(service, "plan", *served, *arguments)
+    return Response(msgspec.json.encode(await service.explained.say("plan", *served, *arguments)), headers=JSON)
+
+
+async def explain_request(service: Service, http: Request) -> Response:
+    """Return where the time of a client's own request went. Raises HTTPException, and what `Explained.of` does."""
+    if not service.settings.explain:
+        raise HTTPException(403, "this server was started with --no-explain")
+    found = await service.explained.of(note_of(http).client, http.path_params["request_id"])
+    return Response(found, headers=JSON)
 
 
 def _require_one_client(service: Service) -> None:
     if service.settings.api_key_file is not None:
         raise HTTPException(403, "this shows what all clients do: it is not served with --api-key-file")
-
-
-async def _say(service: Service, *arguments: str) -> Response:
-    """Return what a command says, one at a time. Raises OverloadedError where others take long, or as `reply_of`."""
-    try:
-        await asyncio.wait_for(service.explaining.acquire(), MAX_EXPLAIN_S)
-    except TimeoutError:
-        raise OverloadedError("the server explains something else; ask again in a moment") from None
-    try:
-        return Response(msgspec.json.encode(await asyncio.to_thread(reply_of, *arguments)), headers=JSON)
-    finally:
-        service.explaining.release()
-
-
-def reply_of(*arguments: str) -> Mapping[str, object]:
-    """Run a command in another process, after all else that runs here, and return it with the JSON that it prints.
-
-    Raises RequestError for what it refuses, and for what takes longer than MAX_EXPLAIN_S.
-    """
-    line = ["nice", "-n", "19", sys.executable, "-m", "ridgeline", *arguments, "--json"]
-    try:
-        done = subprocess.run(line, capture_output=True, timeout=MAX_EXPLAIN_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"it takes more than {MAX_EXPLAIN_S} s: ask for less, or a command line") from None
-    if not done.stdout:
-        raise RequestError(done.stderr.decode(errors="replace").strip().removeprefix("ridgeline: ")[-500:])
-    return {"command": shlex.join(["ridgeline", *arguments]), "found": msgspec.Raw(done.stdout)}
 
 
 def told(rings: Mapping[str, tuple[int, Records]], cache_reasons: Sequence[str]) -> Mapping[str, object]:

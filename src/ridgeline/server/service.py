@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from ridgeline.core.errors import ContextLengthError, ModelNotFoundError, OverloadedError, RequestError
@@ -22,6 +24,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
 from ridgeline.server.clients import Client, Keys, Turns
 from ridgeline.server.errors import ErrorReply, reply_to
+from ridgeline.server.explained import Explained
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
@@ -65,6 +68,7 @@ class RequestNote:
     failed: bool = False  # by an error that is not the client's
     predicted_tokens: int = 0  # of the request's prediction, verified
     accepted_prediction_tokens: int = 0
+    explained: msgspec.Raw | UnsetType = UNSET  # where the time of its outputs went, once that was found out
 
 
 def note_of(request: Request) -> RequestNote:
@@ -94,7 +98,7 @@ class Service:
         self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.batches: Batches | None = None  # where the operator has a folder for them
-        self.explaining = asyncio.Lock()  # held while a command of a page runs
+        self.explained = Explained(engine)
         self.num_slots = 0  # taken
         self._slots_of: Counter[int] = Counter()  # by client
         self._turns = Turns(time.monotonic)

@@ -68,6 +68,7 @@ class ServerSettings:
         "Objectives that /metrics counts requests by, and that options which are not given are planned for.",
         metavar="ttft=MS,tpot=MS",
     )
+    explain: bool = option(True, "Tell clients where the time of their own requests went.")
     metrics_compat: Literal["none", "vllm"] = option("none", "Show metrics under the names of another engine, too.")
     engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
     request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)

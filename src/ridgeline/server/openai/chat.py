@@ -18,7 +18,7 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.server.openai.beams import beam_penalty
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
-from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
+from ridgeline.server.openai.fields import explains, refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     AssistantMessage,
@@ -94,7 +94,8 @@ def prepared(
             shown=dialogue.form.markers,
         )
     penalty = beam_penalty(body, params)
-    return Reply(service, note, chat_id, model, [request], usage, dialogue.form, named, length_penalty=penalty)
+    of = service, note, chat_id, model, [request], usage, dialogue.form, named
+    return Reply(*of, length_penalty=penalty, explains=explains(body, service))
 
 
 def _max_tokens(body: ChatRequest, default: int, room: int) -> int:
@@ -152,7 +153,8 @@ class _Chat:
                 choices = self._added(delta, reader, pieces)
                 if chunks := opening + b"".join(event(self._chunk(choice)) for choice in choices):
                     yield chunks
-        if self.reply.usage_chunks:
+        await self.reply.explain()
+        if self.reply.usage_chunks or self.reply.explains:
             yield event(self._chunk())
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:

@@ -20,7 +20,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.openai.beams import beam_penalty
-from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
+from ridgeline.server.openai.fields import explains, refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
 from ridgeline.server.openai.reply import Reply, end, respond
@@ -106,9 +106,8 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
     penalty = beam_penalty(body, params)
-    reply = Reply(
-        service, note, completion_id, model, requests, usage, constraint=field_of(body), length_penalty=penalty
-    )
+    of = service, note, completion_id, model, requests, usage
+    reply = Reply(*of, constraint=field_of(body), length_penalty=penalty, explains=explains(body, service))
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 
@@ -155,7 +154,8 @@ class _Completion:
                 if delta.finish is not None:
                     end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
                 yield event(self.reply.chunk("text_completion", choice))
-        if self.reply.usage_chunks:
+        await self.reply.explain()
+        if self.reply.usage_chunks or self.reply.explains:
             yield event(self.reply.chunk("text_completion"))
 
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:

@@ -61,6 +61,14 @@ def sampling_params(fields: SamplingFields, service: Service, **own: int | None)
     return default_params(service.info.generation, **given)
 
 
+def explains(fields: SamplingFields, service: Service) -> bool:
+    """Tell whether the response is to say where its time went. Raises RequestError where that cannot be."""
+    if fields.explain and (fields.use_beam_search or not service.settings.explain):
+        why = "of a beam search" if fields.use_beam_search else "by this server: it was started with --no-explain"
+        raise RequestError(f"where the time of outputs went is not told {why}", param="explain")
+    return bool(fields.explain)
+
+
 def _biases(given: Mapping[str, float], tokenizer: Tokenizer | None) -> dict[int, float]:
     """Return biases by token id; a key that is no number is a text, and means each of its tokens."""
     found: dict[int, float] = {}

@@ -97,6 +97,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
     metadata: Metadata | None = None
     speculation: SpeculationFields | None = None
+    explain: bool | None = None  # say where the time of the outputs went; an extension
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -322,5 +323,6 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     model: str
     choices: Sequence[Choice]
     usage: UsageBody | UnsetType | None = UNSET
+    explain: msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -40,6 +41,7 @@ class Reply:
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     constraint: str = "structured_outputs"  # the field of the body that says what they must be
     length_penalty: float | None = None  # of a beam search; None: the outputs are sampled
+    explains: bool = False  # where their time went, in the last message
     frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])  # of `text_event`
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -117,12 +119,21 @@ class Reply:
         cached = {"cached_tokens": note.cached_tokens}
         return UsageBody(note.prompt_tokens, note.completion_tokens, total, cached, details)
 
+    async def explain(self) -> None:
+        """Find out where the time of the outputs went, which have ended: the next message says so, where asked for."""
+        if self.explains:
+            try:
+                found = await self.service.explained.of(self.note.client, self.response_id)
+            except (HTTPException, RequestError, OverloadedError) as error:
+                found = msgspec.json.encode({"error": str(error)})
+            self.note.explained = msgspec.Raw(found)
+
     def whole(self, kind: ObjectName, choices: Sequence[Choice]) -> CompletionBody:
         """Return the whole response."""
         return self._message(kind, choices, self.usage)
 
     def chunk(self, kind: ObjectName, *choices: Choice) -> CompletionBody:
-        """Return a message of a stream; the one without choices has the token counts."""
+        """Return a message of a stream; the one without choices has the token counts, and says where time went."""
         no_usage = None if self.usage_chunks else UNSET
         counted = not choices or self.usage_chunks == "each"
         return self._message(kind, choices, self.usage if counted else no_usage)
@@ -145,6 +156,7 @@ class Reply:
             model=self.model,
             choices=choices,
             usage=usage,
+            explain=self.note.explained,
         )
 
     def check(self, finish: Finish) -> None:
@@ -171,6 +183,7 @@ class Reply:
         if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
             self.service.metrics.cached_tokens.inc(finish.num_cached_tokens)
+        self.service.explained.ended(self.note.request_id, self.note.client, self.response_id, finish.seq_id)
         self.service.metrics.finished(self.requests[index], num_tokens, finish)
         timings, worst_s = finish.timings, self.note.worst_s
         for name, value_s in (("ttft", timings.ttft_s), ("tpot", timings.tpot_s), ("e2el", timings.latency_s)):
@@ -200,6 +213,7 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: 
     service, note, stall_timeout_s = reply.service, reply.note, reply.service.settings.stall_timeout_s
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())
+        await while_connected(http.receive, reply.explain())
         is_short = note.completion_tokens <= SHORT_TOKENS and reply.requests[0].params.logprobs is None
         content = body.whole(outputs) if is_short else await asyncio.to_thread(body.whole, outputs)
         return WholeResponse(content, stall_timeout_s)

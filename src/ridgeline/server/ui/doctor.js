@@ -46,8 +46,8 @@ function finding(each) {
   const sentence = `${each.sentence[0].toUpperCase()}${each.sentence.slice(1)}`;
   return h("div", { class: "finding" }, h("h3", {}, `${sentence}.`), h("dl", {},
     h("dt", {}, "evidence"), h("dd", {}, `${each.evidence} `, h("span", { class: "quiet" }, "[from the record of the server]")),
-    h("dt", {}, "change"), h("dd", {}, h("code", {}, each.flag), each.severity === "try" ? " (it loses some quality)" : ""),
-    h("dt", {}, "gain"), h("dd", {}, `requests end ${number(each.gain)} times sooner `, h("span", { class: "quiet" }, `[${each.provenance}]`), gain(each.gain))));
+    h("dt", {}, "change"), h("dd", {}, h("code", {}, each.flag), each.severity === "try" && each.gain !== null ? " (it loses some quality)" : ""),
+    h("dt", {}, "gain"), each.gain === null ? h("dd", {}, "unknown: drafts are not simulated") : h("dd", {}, `requests end ${number(each.gain)} times sooner `, h("span", { class: "quiet" }, `[${each.provenance}]`), gain(each.gain))));
 }
 
 function gain(value) {

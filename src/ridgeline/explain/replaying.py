@@ -1,27 +1,33 @@
 """Run a recorded run again: the same requests before the same steps, each step as long as it was, and the same plans.
 
 What is computed again is every decision of the scheduler and the cache; tokens stand for the hashes of their blocks.
+How many tokens were drafted, and how many of them were right, is as it was.
 Must not import torch.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import SampleRow
+from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult
 from ridgeline.decoding.request import Request
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
-from ridgeline.engine.recording import MemoryRecorder, Recording
+from ridgeline.engine.recording import MemoryRecorder, Recording, recording_of
 from ridgeline.engine.request import FinishReason
 from ridgeline.explain.simulation import FakeClock, PricedExecutor, simulated_loop
 
 STOP_ID = -1
 TAIL = 1 << 40  # tokens from here on are in no whole block: each is its sequence's own
 ENDED_FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR, FinishReason.REFUSED)
+REPLAYED = ("autoregressive", "speculative")
+DRAFT_TREES = ("lookahead", "medusa")  # which the records of spans do not have
 DECIDED = ("num_tokens", "num_spans", "num_rows", "num_copies", "head_waits")
 
 
@@ -73,6 +79,63 @@ class RecordedTokens:
         return self.at(row.seq_id, len(row.prompt_ids) + row.num_output)
 
 
+class RecordedDrafts(Autoregressive):
+    """Drafts in each step what was drafted in it, and accepts as much of it as was accepted."""
+
+    rolls_back = True
+
+    def __init__(self, recording: Recording, tokens: RecordedTokens) -> None:
+        spans, steps = recording.spans, recording.steps
+        drafted = np.flatnonzero(spans["num_rows"] > 1)  # none of these is that of more than one step
+        owners = np.searchsorted(steps["first_span"], drafted, side="right") - 1
+        told = zip(owners.tolist(), spans[drafted][["seq_id", "num_rows", "num_final"]].tolist())
+        self._drafts = {(step, seq_id): (num_rows - 1, final) for step, (seq_id, num_rows, final) in told}
+        self._drafting = set(owners.tolist())
+        ends_s = steps["start_s"] + steps["plan_s"]
+        # A step that was planned ahead began as the one before it ended; any other after that was taken in.
+        self._ahead = [False, *(np.abs(ends_s[1:] - ends_s[:-1] - steps["run_s"][:-1]) < 1e-7).tolist()]
+        self._tokens, self._num_landed, self._is_ahead = tokens, 0, False
+
+    @property
+    def one_token(self) -> bool:
+        return self._step not in self._drafting
+
+    @property
+    def _step(self) -> int:
+        """The step that is planned."""
+        return self._num_landed + self._is_ahead
+
+    def ahead(self, running: Sequence[SequenceView]) -> bool:
+        self._is_ahead = self._num_landed + 1 < len(self._ahead) and self._ahead[self._num_landed + 1]
+        return self._is_ahead
+
+    def begin(self, running: Sequence[SequenceView], room: Room) -> None:
+        """Do nothing: what is drafted is known."""
+
+    def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
+        span = super().next_span(view, max_tokens, score_all=score_all)
+        drafted, _ = self._drafts.get((self._step, view.seq_id), (0, 0))
+        if span is None or not drafted or span.end < len(view.token_ids):
+            return span
+        token_ids = [*span.token_ids, *(self._tokens.at(view.seq_id, span.end + i) for i in range(drafted))]
+        return span._replace(token_ids=token_ids, num_logit_rows=1 + drafted, num_optional=drafted)
+
+    def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
+        if not span.num_optional:
+            return super().rows(view, span, first_row)
+        first, drafted = sample_row(view, first_row), span.token_ids[span.num_tokens - span.num_optional :]
+        return [row_after(first, first_row + i, drafted[:i]) for i in range(1 + len(drafted))]
+
+    def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
+        if not span.num_optional:
+            return Accepted(sampled, span.num_tokens)
+        _, num_final = self._drafts.get((self._num_landed, view.seq_id), (0, span.num_tokens))
+        return Accepted(sampled[: 1 + num_final - span.num_tokens + span.num_optional], num_final, "recorded")
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        self._num_landed, self._is_ahead = self._num_landed + 1, False
+
+
 def recorded_requests(recording: Recording, tokens: RecordedTokens) -> list[tuple[np.void, Request]]:
     """Return the requests of a recording in the order in which they came, each with its first output's record."""
     outputs = sorted(recording.outputs, key=lambda output: int(output["seq_id"]))
@@ -101,22 +164,28 @@ def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:
     )
 
 
-def replay(recording: Recording) -> Replay:
-    """Run a recording again, and compare plans step by step.
+def replay(journal: Recording | Path | str) -> Replay:
+    """Run a recording, or the file of one, again, and compare plans step by step.
 
     Raises ConfigError for an engine that cannot be simulated, and for requests that had not ended.
     """
+    recording = recording_of(journal)
     setup, steps = recording.setup, recording.steps
     if setup is None or not len(steps):
         raise ConfigError(
             "the recording does not say how its engine was set up, or has no steps: it cannot be replayed"
         )
+    if setup.strategy not in REPLAYED:
+        raise ConfigError(f"only engines that continue text can be simulated; this one decodes by {setup.strategy}")
+    if trees := [name for name in setup.config.speculation.proposers() if name in DRAFT_TREES]:
+        raise ConfigError(f"{trees[0]} drafts trees, and a journal has only the number of their tokens: no replay")
     _require_ended(recording)
     tokens = RecordedTokens(recording, setup.layout.block_size)
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     lasting = iter(steps["run_s"].tolist())
     executor = PricedExecutor(clock, setup.depth, lambda plan: next(lasting), tokens.sampled)
-    loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder)
+    drafts = RecordedDrafts(recording, tokens) if (recording.spans["num_rows"] > 1).any() else None
+    loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder, drafts)
     requests = recorded_requests(recording, tokens)
     coming, ending = _by_step(recording, requests)
     for number in range(len(steps)):

@@ -1,30 +1,36 @@
 """Follow one request through a recording: where its time went, and each of its steps. Must not import torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS
 from ridgeline.engine.priced import load_of
-from ridgeline.engine.recording import Recording
+from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.machine import simulated_machine
 
 HEAD = ("step", "at_ms", "kind", "tokens", "start", "sequences", "limit_ms", "predicted_ms", "measured_ms")
 DECODING = ("alone", "batch-mates", "others' prefill", "unexplained")
 
 
-def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
+def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
     """Return what a sequence went through, as plain data in milliseconds since it came; `steps` has the columns `head`.
 
-    Measured: `parts`, `waits`, `between steps`; `unexplained` is measured less predicted; the rest of `decoding` is
-    predicted, of that `provenance`. Raises ConfigError for one that did not end, and for steps that have no prediction.
+    Measured: `parts`, `waits`, `between steps`, where drafts are made; `unexplained` is measured less predicted; the
+    rest of `decoding` is predicted, of that `provenance`. Raises ConfigError for one that did not end, and for steps
+    that have no prediction.
     """
+    recording = recording_of(journal)
     found = recording.outputs[recording.outputs["seq_id"] == seq_id]
     if recording.setup is None or not len(found):
         raise ConfigError(f"no sequence {seq_id} ended in the recording")
-    output, machine = found[0], simulated_machine(recording.setup.config)
+    output, config = found[0], replace(recording.setup.config, speculation=SpeculationConfig())
+    machine = simulated_machine(config)
     predict, bounds = machine.step_time.seconds, machine.step_time.bounds
     waits, steps, made = dict[str, float](), list[tuple[Any, ...]](), False
     decoding: dict[str, float] = dict.fromkeys(DECODING, 0.0)
@@ -38,6 +44,7 @@ def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
             waits[reason] = waits.get(reason, 0.0) + min(measured_ms, max(0.0, at_ms + measured_ms))
             continue
         (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(load_of(spans))
+        made = made or start >= output["num_prompt"]  # it was forked from the one whose prompt it shares
         kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
         if made:
             together = spans[spans["num_tokens"] == spans["num_rows"]] if kind == "decode" else spans

@@ -5,8 +5,9 @@ Priced as `ridgeline simulate` prices steps. Must not import torch.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
+from typing import Any, NamedTuple
 
 from ridgeline.backends.base import BackendPlan
 from ridgeline.backends.select import offers
@@ -16,6 +17,7 @@ from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.model import open_model
+from ridgeline.explain.exploration import frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine, step_time_here
 from ridgeline.program.op import Program
 from ridgeline.program.pricing import Load
@@ -41,6 +43,21 @@ class Round:
         return tokens_per_round((acceptance,) * self.drafts) / self.ratio
 
 
+class BreakEven(NamedTuple):
+    """Holds what rounds cost, and for what that holds; in a notebook it is a table."""
+
+    sentence: str
+    rounds: list[Round]
+
+    def to_pandas(self) -> Any:
+        """Return a record for each round as a pandas.DataFrame. Raises ConfigError without pandas."""
+        return frame([asdict(each) for each in self.rounds])
+
+    def _repr_html_(self) -> str:
+        rows = [["never" if cell is None else str(cell) for cell in asdict(each).values()] for each in self.rounds]
+        return html_table(self.sentence, [field.name for field in fields(Round)], rows)
+
+
 @dataclass(frozen=True, slots=True)
 class _Drafting:
     """Says what it takes to draft so many tokens for each of so many sequences; nothing where text is looked up."""
@@ -49,12 +66,15 @@ class _Drafting:
     max_drafts: int = max(DRAFTS)
 
 
-def break_even(config: EngineConfig, hardware: str, context: int | None) -> tuple[str, list[Round]]:
-    """Price rounds of what `config` drafts with; return what they hold for, and a round for each format, batch and k.
+def break_even(
+    config: EngineConfig | str, hardware: str = THIS_MACHINE, context: int | None = None, **options: object
+) -> BreakEven:
+    """Price rounds of what `config`, or a model with `options`, drafts with: one for each format, batch and k.
 
     Formats that the model does not take are left out. Raises ConfigError for what cannot draft or be priced,
     ModelLoadError for broken files.
     """
+    config = EngineConfig.of(config, **options) if isinstance(config, str) else config
     if not config.speculation.proposers():
         raise ConfigError("speculate=off drafts nothing; name what drafts, such as ngram or draft:MODEL")
     rounds: list[Round] = []
@@ -70,7 +90,7 @@ def break_even(config: EngineConfig, hardware: str, context: int | None) -> tupl
         length = min(context or 1024, machine.max_positions - max(DRAFTS))
         rounds += _rounds(scheme or "as stored", machine, length, _drafting(asked, hardware, length))
         says = says or f"{machine.model} on {machine.name}, {length:,} tokens a sequence [{machine.provenance}]"
-    return says, rounds
+    return BreakEven(says, rounds)
 
 
 def _rounds(weights: str, machine: SimulatedMachine, context: int, drafting: _Drafting) -> Iterator[Round]:
