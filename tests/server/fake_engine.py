@@ -32,7 +32,10 @@ def fake_info(**changes: object) -> EngineInfo:
         "embeds": False,
         "pooling": "last",
         "max_unchunked_prompt": None,
-        "choices": {"backend": Choice("none", "it only counts")},
+        "choices": {
+            "backend": Choice("none", "it only counts"),
+            "quality": Choice("KL 0.0123 ± 0.0004 bits per token", "to base, of 300 tokens"),
+        },
         "weight_bytes": 0,
     }
     return EngineInfo(**(fields | changes))

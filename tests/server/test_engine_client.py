@@ -68,6 +68,7 @@ def test_requests_are_checked_and_completed_from_the_info(counting: LiveServer, 
     assert len(engine.submitted) == 1
     models = counting.client.get("/v1/models").json()["data"]
     assert [(model["id"], model["max_model_len"]) for model in models] == [("counter", 64), ("backwards", 64)]
+    assert {model["quality"] for model in models} == {"KL 0.0123 ± 0.0004 bits per token to base, of 300 tokens"}
 
 
 def test_metrics_are_the_clients_stats(counting: LiveServer) -> None:

@@ -5,7 +5,7 @@ module is imported on every start: whatever is slow to import waits for `plan` o
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from ridgeline.program.op import Program, State
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.lora import Adapter
+from ridgeline.weights.quality import Quality
 
 if TYPE_CHECKING:
     from ridgeline.backends.step import Executable
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 class ModelSource:
     """The model to be computed: its `program` is `base` with adapters, and `folder` has the weights of `base`.
 
-    `tensors` gives them in place of the folder, with matrices of a type: those of a head beside the model.
+    `tensors` gives them in place of the folder, with matrices of a type: those of a head beside the model. `quality` is
+    what was measured of it.
     """
 
     folder: ModelFolder
@@ -36,6 +38,7 @@ class ModelSource:
     program: Program
     adapters: Sequence[Adapter] = ()
     tensors: Callable[[np.dtype[Any]], Mapping[str, Array]] | None = None
+    quality: Quality = field(default_factory=Quality)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,14 @@ Must not import torch.
 import ctypes
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from ridgeline.core.config import Choice, Dtype, EngineConfig, QuantizeConfig
+from ridgeline.core.config import Choice, Dtype, EngineConfig, InputBits, QuantizeConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.quant import chosen_format
+from ridgeline.weights.quality import AS_STORED, MAX_INPUT_COST, Quality
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -57,6 +59,22 @@ def describe_quantize(quantize: QuantizeConfig) -> Choice:
     if not quantize.embeddings:
         parts.append("but for embeddings and head")
     return Choice(", ".join(parts), "as asked")
+
+
+def choose_inputs(config: EngineConfig, quality: Quality) -> tuple[EngineConfig, Choice]:
+    """Return the configuration with the type of integer matrices' inputs, and why.
+
+    8 bits, but where they were measured to cost this model more than MAX_INPUT_COST.
+    """
+    quantize = config.quantize
+    if quantize.inputs != "auto":
+        return config, Choice(quantize.inputs, "as asked")
+    cost = quality.inputs.get(quantize.scheme or AS_STORED)
+    measured = "" if cost is None else f"; measured to cost {cost}"
+    chosen = Choice("int8", f"faster than int16 where many rows are computed{measured}")
+    if cost is not None and not cost.upper <= MAX_INPUT_COST:
+        chosen = Choice("int16", f"int8 was measured to cost {cost}, above the {MAX_INPUT_COST:g} that auto takes")
+    return replace(config, quantize=replace(quantize, inputs=cast("InputBits", chosen.value))), chosen
 
 
 def retain_freed_memory() -> None:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.cli._inspection import Inspection, TensorsOfType
@@ -12,6 +14,7 @@ from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats import PackedCheckpoint
 from ridgeline.weights.gguf.tensors import GgufCheckpoint
 from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.quality import read_quality
 
 
 class _Tensor(NamedTuple):
@@ -22,6 +25,12 @@ class _Tensor(NamedTuple):
     shape: tuple[int, ...]
     num_bytes: int
     form: StoredFormat | None
+
+
+def with_stored(inspection: Inspection, model: Path, folder: ModelFolder | None) -> Inspection:
+    """Return it with what was measured of a model, and the tensors of its folder, where that is quantized."""
+    stored = () if folder is None else stored_tensors(folder, inspection)
+    return replace(inspection, stored=stored, quality=read_quality(model).described())
 
 
 def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsOfType]:

@@ -28,6 +28,8 @@ def print_inspection(inspection: Inspection) -> None:
     spec = inspection.spec
     sizes = f"{len(spec.layers)} layers · hidden {spec.hidden_size:,} · vocabulary {spec.vocab_size:,}"
     console.print(f"{spec.model_type} · {sizes} · context {spec.max_positions:,} tokens")
+    if quality := inspection.quality:
+        console.print(f"measured quality: {quality.value} {quality.reason}")
     tables = (_parameters, _stored) if inspection.stored else (_parameters,)
     for table in (*tables, _layers, _program, _groups, _steps, _kv):
         console.print()

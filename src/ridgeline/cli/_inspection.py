@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import cast
 
 from ridgeline.backends.select import computes
-from ridgeline.core.config import Dtype, KvDtype
+from ridgeline.core.config import Choice, Dtype, KvDtype
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
@@ -61,6 +61,7 @@ class Inspection:
     decode: StepCost
     prefill: StepCost
     stored: Sequence[TensorsOfType] = ()  # of a GGUF file or a quantized folder
+    quality: Choice | None = None  # as it was measured, and of what
 
     @property
     def element(self) -> int:
@@ -139,6 +140,7 @@ def as_json(inspection: Inspection) -> str:
                 for group in cost.kv_groups(program, kv_element)
             ],
         },
+        "quality": _plain(inspection.quality),
         "stored": [_plain(tensors) for tensors in inspection.stored],
         "decode": {"batch": inspection.batch, "context_tokens": inspection.context, **_step_json(inspection.decode)},
         "prefill": {"prompt_tokens": inspection.prompt, **_step_json(inspection.prefill)},

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from ridgeline.core.errors import ConfigError
 if TYPE_CHECKING:
     from ridgeline.quality.evaluation import Evaluation
     from ridgeline.quality.texts import Texts
+
+INPUT_TOKENS = 1 << 14  # of the held-out text on which inputs of 8 bits are measured
 
 OutOption = Annotated[Path, typer.Option(help="Folder to write; it appears when it is complete.")]
 TextOption = Annotated[
@@ -55,14 +58,21 @@ def both_texts(text: list[Path] | None, eval_text: list[Path] | None) -> "tuple[
 def measured(
     folder: Path, base: str, texts: "Texts", max_tokens: int, num_threads: int | None, facts: Mapping[str, object]
 ) -> "Evaluation":
-    """Measure a folder beside its base, show what was found, and write it into the folder, with how this was made."""
+    """Measure a folder beside its base, show what was found, and write it into the folder, with how this was made.
+
+    What inputs of 8 bits cost comes first: the folder is measured with those that it will be served with.
+    """
+    import msgspec
+
     from ridgeline.cli.evaluate import show
     from ridgeline.core.config import EngineConfig
-    from ridgeline.quality.evaluation import base_config, evaluate, write_quality
+    from ridgeline.quality.evaluation import base_config, evaluate, store_input_cost, write_quality
 
     config = EngineConfig.of(str(folder), num_threads=num_threads)
+    with counting(Console(file=sys.stderr), "scoring inputs") as report, suppress(ConfigError):  # no integers
+        store_input_cost(config, texts, max_tokens=min(max_tokens, INPUT_TOKENS), report=report)
     with counting(Console(file=sys.stderr), "scoring tokens") as report:
         found = evaluate(config, base_config(config, base, {}), texts, max_tokens=max_tokens, report=report)
-    write_quality(folder, found, facts)
+    write_quality(folder, {"method": facts, **msgspec.to_builtins(found)})
     show(Console(), found)
     return found

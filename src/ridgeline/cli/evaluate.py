@@ -40,6 +40,10 @@ def evaluate(
     tokens: Annotated[int, typer.Option(min=2, help="Number of tokens to score, spread over all texts.")] = 1 << 16,
     window: Annotated[int, typer.Option(min=2, help="Tokens that the model sees at most.")] = 1024,
     code: Annotated[int, typer.Option(min=0, help="Number of the texts' Python functions to complete and parse.")] = 0,
+    store: Annotated[
+        bool,
+        typer.Option("--store", help="Measure 8-bit inputs beside 16-bit ones instead, and store it for auto to heed."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure what quantization and other options cost a model in quality: ridgeline evaluate MODEL --quantize int4
@@ -50,14 +54,17 @@ def evaluate(
     from dataclasses import replace
 
     from ridgeline.quality.code import compare_code
-    from ridgeline.quality.evaluation import base_config
+    from ridgeline.quality.evaluation import base_config, store_input_cost
     from ridgeline.quality.evaluation import evaluate as evaluated
     from ridgeline.quality.texts import read_texts
 
     texts = read_texts(text or [])
     other = base_config(config, base, parse_pairs(EngineConfig, base_option or []))
     with counting(Console(stderr=True), "scoring tokens") as report:
-        found = evaluated(config, other, texts, window=window, max_tokens=tokens, report=report)
+        if store:
+            found = store_input_cost(config, texts, window=window, max_tokens=tokens, report=report)
+        else:
+            found = evaluated(config, other, texts, window=window, max_tokens=tokens, report=report)
     if code:
         found = replace(found, code=compare_code(config, other, texts, code))
     if json:

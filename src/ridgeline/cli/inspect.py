@@ -1,7 +1,6 @@
 """Print what a model is and what it costs: spec, program, FLOPs, bytes and KV memory, from its config alone."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,10 +64,10 @@ def inspect(
     folder = _folder_with_weights(target)
     config = _read_config(target) if folder is None else folder.config
     inspection = examine(config, context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype)
-    if folder is not None:
-        from ridgeline.cli._inspect_stored import stored_tensors
+    if (path := Path(target).expanduser()).exists():
+        from ridgeline.cli._inspect_stored import with_stored
 
-        inspection = replace(inspection, stored=stored_tensors(folder, inspection))
+        inspection = with_stored(inspection, path, folder)
     if json:
         typer.echo(as_json(inspection))
     else:

@@ -35,7 +35,6 @@ from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.passes.context import for_context
-from ridgeline.quality.evaluation import QUALITY_FILE
 from ridgeline.quality.texts import Texts
 from ridgeline.quant import matrices_together, quantized_names
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, joined
@@ -45,6 +44,7 @@ from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
 from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
 from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.quality import QUALITY_FILE
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
 

@@ -17,6 +17,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.lora import ranks, read_adapter
+from ridgeline.weights.quality import read_quality
 
 _log = get_logger("build")
 
@@ -34,7 +35,7 @@ def open_model(config: EngineConfig) -> ModelSource:
     if config.max_loras:
         linears = {op.weights[0] for op in base.ops if op.kind == "linear"}
         largest = {target: max(config.max_lora_rank, largest.get(target, 0)) for target in linears}
-    return ModelSource(folder, spec, base, adapted(base, largest, most), adapters)
+    return ModelSource(folder, spec, base, adapted(base, largest, most), adapters, quality=read_quality(folder.path))
 
 
 def describe(

@@ -13,9 +13,18 @@ from ridgeline.quality.code import CodeComparison
 from ridgeline.quality.comparison import Comparison, Level, compare
 from ridgeline.quality.scorer import Scorer
 from ridgeline.quality.texts import Texts, make_documents
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.jsonfile import read_json_object
+from ridgeline.weights.quality import AS_STORED, quality_path, read_quality
 
-QUALITY_FILE = "ridgeline_quality.json"
 WINDOW = 1024  # tokens that a model sees at most, where it can see so many
+
+Report = Callable[[int, int], None]
+"""Is told the tokens that are done, and those in all."""
+
+
+def silent(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +81,7 @@ def evaluate(
     *,
     window: int = WINDOW,
     max_tokens: int | None,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Report = silent,
 ) -> Evaluation:
     """Measure both models on the texts; `report` is told tokens done and in all.
 
@@ -103,12 +112,28 @@ def evaluate(
     )
 
 
-def write_quality(folder: Path, evaluation: Evaluation, method: Mapping[str, object]) -> Path:
-    """Write an evaluation beside the weights that it is about, whole or not at all, with how these were made."""
-    document = {"method": method, **msgspec.to_builtins(evaluation)}
-    partial = folder / (QUALITY_FILE + ".partial")
+def store_input_cost(
+    config: EngineConfig, texts: Texts, *, window: int = WINDOW, max_tokens: int, report: Report = silent
+) -> Evaluation:
+    """Measure inputs of 8 bits beside those of 16, and store the KL where `quantize_inputs` auto looks for it.
+
+    Raises ConfigError for a model without a matrix of integers, and as `evaluate` does.
+    """
+    model, base = (replace(config, quantize=replace(config.quantize, inputs=each)) for each in ("int8", "int16"))
+    found = evaluate(model, base, texts, window=window, max_tokens=max_tokens, report=report)
+    path = ModelFolder.open(config.model.model, config.model.revision).path
+    costs = {**read_quality(path).inputs, config.quantize.scheme or AS_STORED: found.comparison.kl}
+    write_quality(path, {"inputs": costs})
+    return found
+
+
+def write_quality(model: Path, found: Mapping[str, object]) -> None:
+    """Store what was found of a model beside its weights, in place of what was found before, whole or not at all."""
+    path = quality_path(model)
+    document = {**(read_json_object(path) if path.exists() else {}), **found}
+    partial = path.with_name(path.name + ".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    return partial.replace(folder / QUALITY_FILE)
+    partial.replace(path)
 
 
 def _side(scorer: Scorer) -> Side:

@@ -25,14 +25,13 @@ def chosen_inputs(asked: InputBits) -> Inputs:
     return "int8" if asked == "auto" else asked
 
 
-def describe_inputs(asked: InputBits, *, has_integers: bool) -> Mapping[str, Choice]:
-    """Return the choice of the inputs' type; none for a model without a matrix of integers.
+def describe_inputs(asked: InputBits, chosen: Choice, *, has_integers: bool) -> Mapping[str, Choice]:
+    """Return the choice of the inputs' type, as it is made with integers; none for a model without a matrix of them.
 
     Raises ConfigError where a type was asked for and there is no such matrix.
     """
     if has_integers:
-        why = "as asked" if asked != "auto" else "faster than int16 where many rows are computed"
-        return {"quantize_inputs": Choice(chosen_inputs(asked), why)}
+        return {"quantize_inputs": chosen}
     if asked != "auto":
         why = f"quantize_inputs={asked} is for matrices of integers, and no matrix of this model is quantized"
         raise ConfigError(f"{why}; add quantize=int8 or int4, or leave it out")

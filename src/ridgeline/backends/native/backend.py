@@ -185,6 +185,8 @@ class NativeBackend:
         """
         from ridgeline.backends.native.tuning.choose import Chooser
 
+        asked = config.quantize.inputs
+        config, why_inputs = host.choose_inputs(config, model.quality)
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
         check_kv_dtype(kv_dtype, model.program)
@@ -211,7 +213,7 @@ class NativeBackend:
         }
         settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
         has_integers = any(form.inputs in ("int8", "int16") for form in (settings.matrices, *formats.values()))
-        choices |= describe_inputs(config.quantize.inputs, has_integers=has_integers)
+        choices |= describe_inputs(asked, why_inputs, has_integers=has_integers)
         chooser, matrices = Chooser(level, num_threads), matrix_bytes(settings, model.program)
         variants, why = chooser.choose(config.backend.tuning, matrices, deterministic=settings.deterministic)
         return NativePlan(model, config, replace(settings, variants=variants), {**choices, "kernels": why}, stored)

@@ -127,6 +127,8 @@ class ReferenceBackend:
         return f"{asked[0]} needs the native backend; leave it out" if asked else None
 
     def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
+        asked = config.quantize.inputs
+        config, why_inputs = host.choose_inputs(config, model.quality)
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         num_threads, why_threads = host.choose_threads(config)
         why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
@@ -136,7 +138,7 @@ class ReferenceBackend:
         choices = {
             "kv_dtype": Choice(kv_dtype, why_kv),
             "quantize": host.describe_quantize(config.quantize),
-            **describe_inputs(config.quantize.inputs, has_integers=bool(integers)),
+            **describe_inputs(asked, why_inputs, has_integers=bool(integers)),
             "threads": why_threads,
             "dtype": why_dtype,
         }

@@ -54,6 +54,8 @@ async def change_adapters(service: Service, http: Request, body: LoadAdapterRequ
 
 
 def _model(service: Service, name: str) -> Mapping[str, object]:
-    """Describe a served model; `max_model_len` is an extension."""
+    """Describe a served model; `max_model_len` is an extension, and `quality` where that was measured."""
     about = {"id": name, "object": "model", "created": service.created_unix_s, "owned_by": "ridgeline"}
-    return {**about, "max_model_len": service.info.max_model_len}
+    quality = service.info.choices.get("quality")
+    measured = {} if quality is None else {"quality": f"{quality.value} {quality.reason}"}
+    return {**about, "max_model_len": service.info.max_model_len, **measured}
