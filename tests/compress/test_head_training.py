@@ -8,7 +8,7 @@ from tests.compress.test_distilling import TEACHER, TEXTS, open_model
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.reference.dense import DenseMemory, DenseModel, dense_inputs, dense_values
 from ridgeline.backends.reference.interpreter import interpret
-from ridgeline.compress.heads import HEADS, Eagle, train_head
+from ridgeline.compress.heads import HEADS, Eagle, aux_layers, train_head
 from ridgeline.compress.recipe import HeadRecipe
 from ridgeline.compress.train import initial_weights
 from ridgeline.core.errors import ConfigError
@@ -74,6 +74,20 @@ def test_the_likeliest_token_counts_if_it_is_not_among_those_that_a_head_drafts(
         _, _, best = head.both(DenseModel(head.program, initial_weights(head.program.weights, 0)), windows_BT)
     assert not np.isin(best, np.arange(4090, 4096)).any()
     assert head.num_accepted(DenseModel(head.program, initial_weights(head.program.weights, 0)), windows_BT) == 0.0
+
+
+@pytest.mark.parametrize("num_layers", range(1, 65))
+def test_a_head_reads_three_layers_wherever_there_are_three(num_layers):
+    layers = aux_layers(num_layers)
+    assert layers == tuple(sorted(layers))
+    assert 0 <= layers[0] and layers[-1] < num_layers
+    assert len(set(layers)) == min(num_layers, 3)
+    if len(published := {2, num_layers // 2, num_layers - 3}) == 3 and num_layers >= 7:
+        assert layers == tuple(sorted(published))
+
+
+def test_the_layers_of_a_model_as_small_as_the_bundled_one():
+    assert aux_layers(5) == (1, 2, 4)
 
 
 def test_too_little_text_and_a_folder_in_use_are_refused(model, tmp_path):

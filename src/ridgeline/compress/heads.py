@@ -103,7 +103,7 @@ class Eagle(Head):
 
     def __init__(self, model: Loaded, ids_K: IntArray, tokens_ahead: int) -> None:
         num_layers = len(model.spec.layers)
-        layers = (min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, num_layers // 2 + 1))
+        layers = aux_layers(num_layers)
         own = {key: model.folder.config[key] for key in OF_MODEL if key in model.folder.config}
         aux = {"use_aux_hidden_state": True, AUX_LAYERS: list(layers)}
         self.config = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
@@ -227,6 +227,11 @@ def _begun(head: Head, model: Loaded, seed: int) -> dict[str, Tensor]:
         elif ".layers." in name:
             weight[:] = 0.0
     return weights
+
+
+def aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """Return the layers whose inputs an EAGLE-3 head reads: the published ones, where these are three."""
+    return (2 if num_layers >= 7 else num_layers // 4, num_layers // 2, num_layers - (3 if num_layers >= 7 else 1))
 
 
 def _frequent(tokens: TokenStream, count: int, vocab_size: int) -> IntArray:
