@@ -1,7 +1,6 @@
 """How byte-level BPE tokenizers cut a text into words, by the name that GGUF files have for it (tokenizer.ggml.pre).
 
-The table is pretokenizers.toml. What a pattern matches is a piece, and so is what lies between two matches. Called by
-gguf.py.
+The table is pretokenizers.toml. What a pattern matches is a piece, and so is what lies between two matches.
 """
 
 from collections.abc import Mapping, Sequence
