@@ -1,8 +1,7 @@
 """Read what a GGUF file says of a model, in this project's terms: a row of architectures.toml for each architecture.
 
 `metadata` are the architecture's own keys without its name; the frequency divisors that some files keep as tensors are
-beside them as lists of numbers, under the tensors' names. Adding an architecture is adding a row, with functions here
-for what no key says as a family does. Called by weights/gguf. Imports nothing but spec and core.
+beside them as lists of numbers, under the tensors' names. What no key says as a family does has a function here.
 """
 
 from collections import ChainMap

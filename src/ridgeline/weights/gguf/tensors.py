@@ -1,7 +1,4 @@
-"""The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets that families expect.
-
-Called by weights/load.py. What an architecture's tensors mean is in spec/gguf.
-"""
+"""The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets of families."""
 
 from collections.abc import Mapping, Sequence
 
