@@ -9,7 +9,7 @@ from ridgeline.cache.groups.full import FullGroup
 from ridgeline.cache.groups.recurrent import RecurrentGroup
 from ridgeline.cache.groups.sliding import SlidingGroup
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.cache.manager import CacheManager
+from ridgeline.cache.manager import CacheManager, PrefixMatch
 from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode, RadixTree
 from ridgeline.cache.table import SequenceTable
@@ -25,6 +25,12 @@ def max_sequence_tokens(layout: CacheLayout) -> int:
         else group.num_blocks * layout.block_size
         for index, group in enumerate(layout.groups)
     )
+
+
+def match_of(cache: CacheManager, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
+    """Return what an admission would find cached: whole blocks, below len(token_ids). Changes nothing."""
+    hit = cache._find(token_ids, salt)
+    return PrefixMatch(len(hit.path) * cache.layout.block_size, hit.reason)
 
 
 def check_cache(cache: CacheManager, token_ids: Mapping[int, Sequence[int]] | None = None) -> None:

@@ -202,9 +202,6 @@ void bind_probe(nb::module_& module) {
              "Independent additions per cycle of this thread's core, in each of so many windows of some 50 us.");
   module.def("read_words", &read_words, "level"_a, "bytes"_a.noconvert(),
              "The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.");
-  module.def(
-      "has_tiles", [](const std::string& level) { return kernels_of(level).probe.tiles; }, "level"_a,
-      "Whether the level multiplies with a matrix unit.");
 }
 
 }  // namespace ridgeline

@@ -3,7 +3,7 @@
 #pragma once
 
 #if RIDGELINE_TILE_TRAP
-#include "tests/tile_trap.h"
+#include "tile_trap.h"
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>

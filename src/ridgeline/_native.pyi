@@ -143,9 +143,6 @@ def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(No
     The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.
     """
 
-def has_tiles(level: str) -> bool:
-    """Whether the level multiplies with a matrix unit."""
-
 class KvMemory:
     def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, blocks: int, latent_dim: int | None = None) -> None: ...
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache_invariants import check_cache
+from cache_invariants import check_cache, match_of
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 
@@ -91,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(self, base, keep, more, salt, eager):
         tokens = (self.history[-1 - base % len(self.history)][:keep] + more)[:MAX_TOKENS]
         size, seq_id = self.layout.block_size, self.new_id()
-        match, fits = self.cache.match_length(tokens, salt), self.cache.can_admit(tokens, salt)
+        match, fits = match_of(self.cache, tokens, salt), self.cache.can_admit(tokens, salt)
         assert match.num_tokens == self.oracle.match(tokens, salt) * size < len(tokens)
         assert match.reason
         assert fits == self.oracle.can_admit(tokens, salt)

@@ -3,7 +3,7 @@
 import pytest
 from cache_machine import make_layout
 
-from cache_invariants import check_cache
+from cache_invariants import check_cache, match_of
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.step import BlockCopy
 
@@ -71,14 +71,14 @@ def test_a_released_prompt_is_found_again():
 def test_a_match_says_why_it_is_not_longer(tokens, salt, num_tokens, reason):
     cache = CacheManager(FULL)
     compute(cache, 1, list(range(8)))
-    match = cache.match_length(tokens, salt)
+    match = match_of(cache, tokens, salt)
     assert (match.num_tokens, match.reason) == (num_tokens, reason)
 
 
 def test_without_prefix_caching_nothing_is_shared_or_kept():
     cache = CacheManager(FULL, prefix_caching=False)
     compute(cache, 1, list(range(8)))
-    assert cache.match_length(list(range(9))).reason == "prefix caching is off"
+    assert match_of(cache, list(range(9))).reason == "prefix caching is off"
     assert compute(cache, 2, list(range(9))) == 0
     cache.release(1)
     cache.release(2)
@@ -106,8 +106,8 @@ def test_the_least_recently_used_prefix_goes_tail_first():
     cache.release(2)
     cache.release(1)
     compute(cache, 3, list(range(200, 212)))  # takes the two free blocks and the tail of sequence 2
-    assert cache.match_length(list(range(100, 113))).num_tokens == 8
-    assert cache.match_length(list(range(13))).num_tokens == 12
+    assert match_of(cache, list(range(100, 113))).num_tokens == 8
+    assert match_of(cache, list(range(13))).num_tokens == 12
 
 
 def test_reserve_without_room_changes_nothing():
@@ -183,12 +183,12 @@ def test_a_sliding_hit_needs_only_the_window_before_it():
         cache.commit(1, tokens, end)
     cache.release(1)
     check_cache(cache)
-    assert cache.match_length([*tokens, 99]).num_tokens == 40  # 8 of the 10 blocks are left; the last two suffice
+    assert match_of(cache, [*tokens, 99]).num_tokens == 40  # 8 of the 10 blocks are left; the last two suffice
     assert cache.admit(2, [*tokens, 99]).num_tokens == 40
     (table,) = cache.tables(2)
     assert (table.first_token, len(table.blocks)) == (32, 2)
-    assert cache.match_length(tokens[:5]) == cache.match_length([*tokens[:4], 77])
-    assert cache.match_length(tokens[:5]).reason == "sliding blocks freed"
+    assert match_of(cache, tokens[:5]) == match_of(cache, [*tokens[:4], 77])
+    assert match_of(cache, tokens[:5]).reason == "sliding blocks freed"
 
 
 def test_a_window_of_one_token_keeps_no_computed_block():
@@ -212,8 +212,8 @@ def test_the_groups_agree_on_what_they_can_serve():
     for end in range(4, 25, 4):
         assert cache.reserve(1, end) == []
         cache.commit(1, tokens, end)
-    assert cache.match_length([*tokens, 99]).num_tokens == 24
-    match = cache.match_length(tokens[:6])
+    assert match_of(cache, [*tokens, 99]).num_tokens == 24
+    match = match_of(cache, tokens[:6])
     assert (match.num_tokens, match.reason) == (0, "sliding blocks freed")
 
 
@@ -239,7 +239,7 @@ def test_reset_forgets_prefixes_and_what_runs_publishes_no_more():
     cache.reserve(1, 9)
     cache.commit(1, tokens, 9)
     check_cache(cache)
-    assert cache.match_length(tokens).num_tokens == 0
+    assert match_of(cache, tokens).num_tokens == 0
     cache.release(1)
     assert group_counts(cache) == (8, 0, 0)
 

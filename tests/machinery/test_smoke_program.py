@@ -1,4 +1,4 @@
-"""native/tests/smoke.cpp, which only scripts/aarch64 builds, compiles against the headers of today."""
+"""tests/native/cpp/smoke.cpp, which only scripts/aarch64 builds, compiles against the headers of today."""
 
 import os
 import shutil
@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).resolve().parents[2] / "native"
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def test_the_smoke_program_compiles():
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    command = [compiler, "-std=gnu++20", "-fsyntax-only", "-Wall", "-Wextra", f"-I{NATIVE}"]
-    done = subprocess.run([*command, str(NATIVE / "tests" / "smoke.cpp")], capture_output=True, text=True, check=False)
+    command = [compiler, "-std=gnu++20", "-fsyntax-only", "-Wall", "-Wextra", f"-I{CHECKOUT / 'native'}"]
+    done = subprocess.run(
+        [*command, str(CHECKOUT / "tests" / "native" / "cpp" / "smoke.cpp")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """A backend makes its offers before anything is built: Backend says what it refuses, BackendPlan what it takes.
 
-A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
-module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
+A backend's module `backend` is imported on every start: whatever is slow to import waits for `plan` or `open`.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set

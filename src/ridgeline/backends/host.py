@@ -1,7 +1,4 @@
-"""Share among backends on the CPU: the memory that the process may still take, its threads, the choice of a dtype.
-
-Must not import torch.
-"""
+"""Share among backends on the CPU: the memory that the process may still take, its threads, the choice of a dtype."""
 
 import ctypes
 import os

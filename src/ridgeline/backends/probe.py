@@ -1,7 +1,6 @@
 """Measures this machine's ceilings with the native probe kernels, or what numpy can tell where they are absent.
 
-Called by `ridgeline hardware` and `ridgeline profile`. Must import neither torch nor the native backend, which may not
-be there.
+Must import neither torch nor the native backend, which may not be there.
 """
 
 import importlib

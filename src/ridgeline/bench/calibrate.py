@@ -1,7 +1,4 @@
-"""Calibration: a few kinds of steps are timed op by op, and the efficiencies of the ops fitted. At most a minute.
-
-Called by `ridgeline profile --calibrate`.
-"""
+"""Calibration: a few kinds of steps are timed op by op, and the efficiencies of the ops fitted. At most a minute."""
 
 import time
 from datetime import UTC, datetime

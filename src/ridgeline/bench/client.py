@@ -1,7 +1,6 @@
 """The load generator: sends requests to an OpenAI-compatible server and keeps the time of every streamed chunk.
 
-Called by the command line and scripts. It talks to the URL it is given and to nothing else: no proxies, no redirects.
-Imports no torch.
+It talks to the URL it is given and to nothing else: no proxies, no redirects. Imports no torch.
 """
 
 import asyncio

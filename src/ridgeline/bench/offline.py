@@ -1,8 +1,7 @@
 """Offline runs: a workload through an engine in this process, with the times of every token and the scheduler's cost;
 and prefill and decode apart, as llama-bench's pp and tg: P tokens of one prompt, and one token each of B sequences.
 
-Called by the command line. All requests are there from the start, so TTFT and E2EL include the wait for a place in the
-batch.
+All requests are there from the start, so TTFT and E2EL include the wait for a place in the batch.
 """
 
 import itertools

@@ -1,7 +1,4 @@
-"""Every workload is made of these: BenchRequest, the Workload base class, and random token ids.
-
-The kinds live in bench/workloads/, one file each. Imports no torch.
-"""
+"""Every workload is made of these: BenchRequest, the Workload base class, and random token ids."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

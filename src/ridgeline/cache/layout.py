@@ -1,8 +1,4 @@
-"""How the bytes of the KV cache are cut: block size, groups of KV states, blocks per group.
-
-Made once by `plan_layout` before the model is built; read by CacheManager (ids) and by backends (tensors).
-Must not import torch or program.
-"""
+"""How the bytes of the KV cache are cut: block size, groups of KV states, blocks per group."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -92,11 +92,6 @@ class CacheManager:
         self._prefix_query_tokens = 0
         self._prefix_hit_tokens = 0
 
-    def match_length(self, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
-        """Return what an admission would find cached: whole blocks, below len(token_ids). Changes nothing."""
-        hit = self._find(token_ids, salt)
-        return PrefixMatch(len(hit.path) * self.layout.block_size, hit.reason)
-
     def can_admit(self, token_ids: Sequence[int], salt: str = "") -> bool:
         """Tell whether the whole prompt and one more token would fit now. Changes nothing.
 

@@ -1,9 +1,8 @@
 """The command line, `ridgeline COMMAND`, has one file here per command.
 
-Adding a command is adding a file with a function of the file's name, or a typer.Typer of that name for a command with
-subcommands; the first line of the file's docstring is its line in the list. A command's module is imported when the
-command is run or asked for help, and imports what it needs within its function, so that help never waits for torch.
-Files that start with an underscore are shared by commands and are none themselves.
+A file has a function of its name, or a typer.Typer where there are subcommands; the first line of its docstring is its
+line in the list. It is imported when the command is run or asked for help, and imports what it needs within its
+function, so that help never waits for torch. Files that start with an underscore are shared by commands.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Stop Python's garbage collector from looking through what a start makes: a quarter of a million objects that stay.
-
-Used around heavy imports and while an engine is built. Must not import anything of ridgeline.
-"""
+"""Stop Python's garbage collector from looking through what a start makes: a quarter of a million objects that stay."""
 
 import atexit
 import gc

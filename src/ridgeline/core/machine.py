@@ -1,7 +1,4 @@
-"""Describe what this process runs on: processor, usable cores, memory, and the folder in which results are cached.
-
-Reads /proc, /sys and the environment; measures nothing. Imported by `cost/`, backends and the engine.
-"""
+"""Describe what this process runs on: processor, usable cores, memory, and the folder in which results are cached."""
 
 import math
 import os

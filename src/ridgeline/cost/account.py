@@ -1,7 +1,4 @@
-"""Cost of a step of a program by op or by fused group, and the memory of its weights and KV cache.
-
-The rules are the op table's; this gives them concrete sizes. Called by `ridgeline inspect`. Must not import torch.
-"""
+"""Cost of a step of a program by op or by fused group, and the memory of its weights and KV cache."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

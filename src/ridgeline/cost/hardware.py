@@ -1,7 +1,6 @@
 """Cache measured peaks of the machine (memory bandwidth, FLOP/s) on disk. Measured by `backends/probe.py`.
 
-A ceiling is the 90th percentile of repeated readings: what the machine does when it is left alone, without trusting
-one lucky reading. Must not import torch.
+A ceiling is the 90th percentile of repeated readings: no single lucky one, and what the machine does if left alone.
 """
 
 import contextlib

@@ -3,7 +3,6 @@
 An op takes at least the time of reading its bytes and at least that of its arithmetic (Williams, Waterman, Patterson:
 Roofline, CACM 2009). Weights and KV entries come from memory, unless all that a step reads fits in the cache from one
 step to the next; activations come from the cache, where they were written a moment ago, unless they do not fit.
-Called by `bench/profile.py`. Must not import torch.
 """
 
 from collections.abc import Sequence

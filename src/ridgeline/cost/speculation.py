@@ -1,7 +1,4 @@
-"""Speculation: how many tokens a round makes, and how much faster that is (Leviathan et al., arXiv 2211.17192).
-
-Must not import torch.
-"""
+"""Speculation: how many tokens a round makes, and how much faster that is (Leviathan et al., arXiv 2211.17192)."""
 
 from collections.abc import Sequence
 from itertools import accumulate

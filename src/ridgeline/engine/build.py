@@ -1,7 +1,4 @@
-"""Build a running engine from an EngineConfig. Every automatic choice becomes a value here, with the reason for it.
-
-Open the model, ask a backend what it would take, divide the memory, load, put the parts together.
-"""
+"""Build a running engine from an EngineConfig. Every automatic choice becomes a value here, with the reason for it."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

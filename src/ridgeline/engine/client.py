@@ -1,8 +1,4 @@
-"""EngineClient: an engine as a server sees it, wherever it runs. Plain data in, plain data out, no torch.
-
-`engine/thread_engine.py` implements it over an engine in a thread of the same process, `engine/process/client.py` over
-one in a process of its own.
-"""
+"""EngineClient: an engine as a server sees it, wherever it runs. Plain data in, plain data out, no torch."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping

@@ -1,7 +1,4 @@
-"""Steps are taken in here: what their sequences gain, what of it is final, which outputs end.
-
-Called by the scheduler, which holds the sequences. No torch, no I/O.
-"""
+"""Steps are taken in here: what their sequences gain, what of it is final, which outputs end."""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items

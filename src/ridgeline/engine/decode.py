@@ -1,8 +1,7 @@
 """Decode steps that follow one another: the same sequences, each one token on, without asking again who computes what.
 
 What such steps share is found out once, and what a step says of its sequences is made for those who look. The cache is
-told where something of it changes, and of the rest when the steps stop. Called by the scheduler, for strategies that
-take one token at a time. No torch, no clock.
+told where something of it changes, and of the rest when the steps stop. No torch, no clock.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""ModelConfig -> what is known of a model before a backend computes it: its spec, its program, its adapters.
-
-Called by `engine/build.py`. Lowers once per start.
-"""
+"""ModelConfig -> what is known of a model before a backend computes it: its spec, its program, its adapters."""
 
 from collections.abc import Mapping
 

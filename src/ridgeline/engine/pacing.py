@@ -1,7 +1,6 @@
 """Bound the time between tokens: how much of a prompt a step may compute beside sequences that decode.
 
-Prompts are cut in chunks anyway (Sarathi-Serve, OSDI 2024); here the chunk is what the bound leaves. Called by the
-scheduler, which tells what its steps took. No clock.
+Prompts are cut in chunks anyway (Sarathi-Serve, OSDI 2024); here the chunk is what the bound leaves. No clock.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""A step while it is being planned: what one sequence computes in it, and what is left for the others.
-
-Called by the scheduler, which decides the order. No torch, no clock.
-"""
+"""A step while it is being planned: what one sequence computes in it, and what is left for the others."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items

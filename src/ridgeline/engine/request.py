@@ -1,7 +1,4 @@
-"""A request has sequences, whose tokens become events.
-
-A Sequence is one of the `n` outputs of a Request. Only the scheduler writes to it.
-"""
+"""A request has sequences, whose tokens become events."""
 
 import enum
 from collections.abc import Sequence as Items

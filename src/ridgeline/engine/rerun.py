@@ -1,7 +1,6 @@
 """Compute a step that failed again, by halves: the sequences that make it fail are found, the others get their tokens.
 
-Nothing of a failed step has been taken in, and its keys and values are written again at the same places. Called by the
-loop. No clock, no I/O.
+Nothing of a failed step has been taken in, and its keys and values are written again at the same places.
 """
 
 from collections.abc import Callable

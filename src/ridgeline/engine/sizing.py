@@ -1,7 +1,6 @@
 """Choose context length and cache layout from a BackendPlan, with reasons: what memory leaves room for.
 
-Knows a model by its states and its declared length alone. Called by `engine/build.py` before weights are loaded. Must
-not import torch.
+Knows a model by its states and its declared length alone. Called by `engine/build.py` before weights are loaded.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """A Program is a list of ops over named values with symbolic dimensions.
 
 Legend: T tokens in the step · R rows that need logits. All other dimensions are numbers.
-Built by `lower.py`, rewritten by `passes/`, priced by `cost/`, executed by `backends/`. No torch.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""The op table has for each kind of op its signature, shape rule, FLOPs and bytes.
-
-Put together from the files of `ops/`. `infer` gives the output shapes; `cost` prices the op for a step. A contract test
-holds the rows and their reference functions in torch together. No torch.
-"""
+"""The op table has for each kind of op its signature, shape rule, FLOPs and bytes."""
 
 import pkgutil
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Cost of an op in a step: the sizes that a cost rule sees, and the FLOPs and bytes that it returns.
-
-Every row of the op table has such a rule; `cost/` applies them. No torch.
-"""
+"""Cost of an op in a step: the sizes that a cost rule sees, and the FLOPs and bytes that it returns."""
 
 import math
 from collections.abc import Callable, Sequence

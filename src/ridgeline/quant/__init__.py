@@ -1,7 +1,4 @@
-"""Weights as small numbers with scales: rounded to nearest when a model is loaded, from any checkpoint.
-
-Called by backends while they lay weights out. A scheme is a file of `schemes/`; its name is the scheme's.
-"""
+"""Weights as small numbers with scales: rounded to nearest when a model is loaded, from any checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 

@@ -1,7 +1,4 @@
-"""Clients: whose a request is, by its key or else its address, what each may ask for, and when it may ask again.
-
-A key file is TOML, one table a client; docs/howto/serve.md shows one.
-"""
+"""Clients: whose a request is, by its key or else its address, what each may ask for, and when it may ask again."""
 
 import hashlib
 import math

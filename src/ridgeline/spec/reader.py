@@ -1,7 +1,6 @@
 """Typed reads of a config.json: every key is read, ignored by name, or refused.
 
-A family takes what it understands from a ConfigReader and calls `finish()`; what is left over is an error that
-names the key, because a silently dropped key is a silently wrong model. Imports nothing but core.
+What is left over at `finish()` is an error that names the key: a silently dropped key is a silently wrong model.
 """
 
 import math

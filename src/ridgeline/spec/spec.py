@@ -1,8 +1,7 @@
 """DecoderSpec: what a decoder-only language model is, as frozen data.
 
-Built by `families/<model_type>.py` from a config.json, lowered to a Program by `program/lower`. A layer is a mixer and
-a feed-forward, each a type of its own: a new kind of layer is a new dataclass in a file beside this one, never another
-flag on an old one. All of them can be imported from here, but for the kinds of ropes. Imports nothing but core.
+A layer is a mixer and a feed-forward, each a type of its own: a new kind of layer is a new dataclass in a file beside
+this one, never another flag on an old one. All of them can be imported from here, but for the kinds of ropes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The tokenizer in a GGUF file's metadata, as a tokenizer.json that says the same.
 
-Called by weights/folder.py. Nothing in the metadata is trusted: types, lengths and ids are checked here, the rest by
-what reads any tokenizer.json. Must not import torch or transformers.
+Nothing in the metadata is trusted: types, lengths and ids are checked here, the rest by what reads any tokenizer.json.
 """
 
 import math

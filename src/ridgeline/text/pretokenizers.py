@@ -1,14 +1,12 @@
 """How byte-level BPE tokenizers cut a text into words, by the name that GGUF files have for it (tokenizer.ggml.pre).
 
-The table is pretokenizers.toml. What a pattern matches is a piece, and so is what lies between two matches. Called by
-gguf.py.
+The table is pretokenizers.toml. What a pattern matches is a piece, and so is what lies between two matches.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from ridgeline.core.tables import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,6 @@ class PreTokenizer:
     nfc: bool = False
 
 
-_ROWS: Sequence[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("pretokenizers.toml").read_text(encoding="utf-8")
-)["kind"]
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: PreTokenizer(**row) for row in _ROWS for name in row.pop("names")}
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    name: PreTokenizer(**row) for row in read_toml(__file__, "pretokenizers.toml")["kind"] for name in row.pop("names")
+}

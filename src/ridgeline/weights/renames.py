@@ -1,7 +1,4 @@
-"""Which tensors of a checkpoint are which weights of the program, down to ranges of rows. Pure: no files are read.
-
-Called by load.py, save.py and lora.py. What the spellings are comes from the family's renames.
-"""
+"""Which tensors of a checkpoint are which weights of the program, down to ranges of rows. Pure: no files are read."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

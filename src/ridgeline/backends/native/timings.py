@@ -1,7 +1,4 @@
-"""Seconds per instruction of a tape -> OpTimings: which of the program's ops they are, and what those hold in memory.
-
-Called by the executable when a step is profiled.
-"""
+"""Seconds per instruction of a tape -> OpTimings: which ops of the program they are, and what these hold in memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

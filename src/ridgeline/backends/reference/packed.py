@@ -1,7 +1,4 @@
-"""Weight matrices in the layout of oneDNN's matrix product, made once where `linear` makes it on every call.
-
-Used by the paged executable, and by the reference functions of `linear` and `lm_head`, which take either layout.
-"""
+"""Weight matrices in the layout of oneDNN's matrix product, made once where `linear` makes it on every call."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""The kinds of workload, one file each, found by scanning this folder; a file names its class `WORKLOAD`.
-
-Adding a kind is adding a file that holds a frozen dataclass that is a Workload. Its fields are its options.
-"""
+"""The kinds of workload, one file each: its class `WORKLOAD` is a frozen dataclass whose fields are the options."""
 
 import dataclasses
 import hashlib

@@ -1,7 +1,4 @@
-"""The kinds of memory a cache group can be: one file per kind, file name == kind, whose `build` is its class.
-
-A kind decides; the manager acts on all groups or on none. Only CacheManager calls this. Must not import the manager.
-"""
+"""The kinds of memory a cache group can be: one file per kind, file name == kind, whose `build` is its class."""
 
 import pkgutil
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,7 @@
 """Datasheets of common GPUs and CPUs: what their makers say they do at most, one TOML file each, with its source.
 
-A datasheet stands where a machine cannot be measured. What it does not tell is unknown: CPUs name no peak of
-arithmetic that their clocks hold, and no datasheet names the bandwidth of a cache, so all is counted as from memory.
-Must not import torch.
+A datasheet stands where a machine cannot be measured. What it does not tell is unknown: CPUs name no peak of arithmetic
+that their clocks hold, and no datasheet names the bandwidth of a cache, so all is counted as from memory.
 """
 
 import tomllib

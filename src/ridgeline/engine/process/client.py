@@ -1,8 +1,4 @@
-"""ProcessEngine: an EngineClient whose engine runs in a process of its own, and is started again when it dies.
-
-A crash, a hang or an out-of-memory kill ends the requests that the engine had, each with a reply that says to retry;
-the server goes on. Imports nothing that computes: the weights are the other process's.
-"""
+"""ProcessEngine: an EngineClient whose engine runs in a process of its own, and is started again when it dies."""
 
 import asyncio
 import time

@@ -1,7 +1,4 @@
-"""Lower a DecoderSpec to a Program. Reads like the forward pass; one file for each kind of mixer.
-
-Called once per model by the engine, the trainer and `ridgeline inspect`. No torch.
-"""
+"""Lower a DecoderSpec to a Program. Reads like the forward pass; one file for each kind of mixer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Add LoRA adapters to some linear layers of a Program.
-
-Called by the engine's build and by tests, once, before a backend sees the program. No torch.
-"""
+"""Add LoRA adapters to some linear layers of a Program."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Rewrite a program for another context length.
 
-A model is lowered before it is known how many tokens fit into its cache. Only the angles of
-dynamic and longrope scaling depend on that, of all that lowering writes down. Called by the engine's build. No torch.
+A model is lowered before it is known how many tokens fit into its cache; only the angles of dynamic and longrope
+scaling depend on that.
 """
 
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Program -> when each value is read for the last time, so that its memory can serve another one.
-
-Used by backends: to free values, or to give their buffers to later ones. No torch.
-"""
+"""Program -> when each value is read for the last time, so that its memory can serve another one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,9 +6,6 @@ A family module declares a function, and a second one where its tensors are not 
     renames(spec: DecoderSpec) -> Renames          how checkpoint tensors become program weights
 
 and a CLASSIFIER, of any number of labels, where its head that classifies is more than `score.weight` on the last token.
-
-Adding an architecture is adding a file here, which the registry finds by its name, and random small configs for the
-tests in `tests/families/<model_type>.py`.
 """
 
 import importlib

@@ -1,35 +1,28 @@
 """Read what a GGUF file says of a model, in this project's terms: a row of architectures.toml for each architecture.
 
 `metadata` are the architecture's own keys without its name; the frequency divisors that some files keep as tensors are
-beside them as lists of numbers, under the tensors' names. Adding an architecture is adding a row, with functions here
-for what no key says as a family does. Called by weights/gguf. Imports nothing but spec and core.
+beside them as lists of numbers, under the tensors' names. What no key says as a family does has a function here.
 """
 
-import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.tables import read_toml
 from ridgeline.spec.gguf.common import (
     FACTOR_TENSORS,
     Shapes,
     Stored,
-    expert_tensors,
-    fused_qkv,
-    llama_tensors,
-    one,
-    paired_tensors,
-    plus_one_tensors,
     read_common,
+    read_layouts,
     read_rope,
     read_sizes,
     read_window,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, LatentAttention, Rename
 
 __all__ = ["FACTOR_TENSORS", "Shapes", "Stored", "names", "read_config", "tensors"]
 
@@ -37,7 +30,11 @@ Config = dict[str, object]
 Read = Callable[[ConfigReader, Shapes], object]
 
 SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
-ROW = {"family": "", "common": "usual", "tensors": "usual"}  # keys of a row that are none of config.json
+ROW = {
+    "family": "",
+    "common": "usual",
+    "layouts": ("llama", "fused_qkv", "experts"),
+}  # keys of a row that are none of config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +42,13 @@ class Architecture:
     """How the files of an architecture are read.
 
     `model_type` is the family that reads the config of `common`, the sizes, and of `values`, each a constant or read of
-    the file; a model_type of these comes first. `tensors` says how its tensors become program weights.
+    the file; a model_type of these comes first. `layouts` of tensors.toml say how its tensors become program weights.
     """
 
     model_type: str
     values: Mapping[str, object]
     common: Callable[[ConfigReader, Shapes], Config]
-    tensors: Callable[[DecoderSpec], Sequence[Stored]]
+    layouts: Sequence[str]
 
 
 def names() -> list[str]:
@@ -59,9 +56,9 @@ def names() -> list[str]:
     return sorted(ARCHITECTURES)
 
 
-def tensors(name: str, spec: DecoderSpec) -> Sequence[Stored]:
+def tensors(name: str) -> Sequence[Stored]:
     """Return how the tensors of architecture `name` become the program's weights."""
-    return _architecture(name).tensors(spec)
+    return list(ChainMap(*(dict(LAYOUTS[layout]) for layout in reversed(_architecture(name).layouts))).values())
 
 
 def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> Config:
@@ -143,19 +140,6 @@ def deepseek(metadata: ConfigReader, shapes: Shapes) -> Config:
     }
 
 
-def deepseek_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    prefix, to = "blk.{i}.attn", "layers.{i}.attn"
-    compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
-    names = {"q_a": "q_down", "q_a_norm": "q_norm", "kv_a_mqa": "kv_down", "kv_a_norm": "kv_norm"}
-    names |= {"q_b" if compressed else "q": "q"}
-    up = Rename(f"{prefix}_kv_b.weight", (f"{to}.kv_up.weight",))
-    return [
-        *llama_tensors(*(one(f"{prefix}_{source}", f"{to}.{target}") for source, target in names.items())),
-        Stored(up, split=(f"{prefix}_k_b.weight", f"{prefix}_v_b.weight")),
-        *expert_tensors(),
-    ]
-
-
 def gpt2(metadata: ConfigReader, shapes: Shapes) -> Config:
     sizes = read_sizes(metadata, shapes)
     metadata.expect("attention.head_count_kv", metadata.integer("attention.head_count"))
@@ -175,11 +159,6 @@ def gpt_oss(metadata: ConfigReader, shapes: Shapes) -> Config:
         common["rope_scaling"] = {**scaling, "truncate": False}
     metadata.expect("attention.sliding_window_pattern", 2)
     return common
-
-
-def gpt_oss_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    sinks = Stored(Rename("blk.{i}.attn_sinks.weight", ("layers.{i}.attn.sinks",)))
-    return [*llama_tensors(SECOND_NORM, sinks), *expert_tensors()]
 
 
 def gptneox(metadata: ConfigReader, shapes: Shapes) -> Config:
@@ -211,21 +190,6 @@ def mamba(metadata: ConfigReader, shapes: Shapes) -> Config:
     }
 
 
-def mamba_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    prefix, to = "blk.{i}.ssm", "layers.{i}.mamba"
-    both = ("weight", "bias")
-    inputs = [Rename(f"{prefix}_in.{part}", tuple(f"{to}.{name}.{part}" for name in "xz")) for part in both]
-    inputs.append(Rename(f"{prefix}_x.weight", tuple(f"{to}.{name}.weight" for name in ("dt_low", "b", "c"))))
-    names = {"conv1d": "conv", "dt": "dt", "out": "out"}
-    return [
-        *llama_tensors(),
-        *(Stored(rename) for rename in inputs),
-        *(one(f"{prefix}_{source}", f"{to}.{target}", part) for source, target in names.items() for part in both),
-        Stored(Rename(f"{prefix}_a", (f"{to}.A_log",)), change="log of negative"),
-        Stored(Rename(f"{prefix}_d", (f"{to}.D",))),
-    ]
-
-
 def nemotron(metadata: ConfigReader, shapes: Shapes) -> Config:
     common = LAYER_NORM(metadata, shapes)
     return {"norm_eps": common.pop("layer_norm_eps"), **common}
@@ -244,9 +208,6 @@ def stablelm(metadata: ConfigReader, shapes: Shapes) -> Config:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes, **common}
 
 
-# The norm before the feed-forward, which some files call one after attention.
-SECOND_NORM = one("blk.{i}.post_attention_norm", "layers.{i}.ffn_norm")
-FUSED_UP = Stored(Rename("blk.{i}.ffn_up.weight", ("layers.{i}.ffn.gate.weight", "layers.{i}.ffn.up.weight")))
 PAIRED, LAYER_NORM = partial(read_common, paired=True), partial(read_common, layer_norm=True)
 WHOLE_HEADS = partial(read_common, free_head_dim=False)
 
@@ -258,29 +219,17 @@ COMMON: Mapping[str, Callable[[ConfigReader, Shapes], Config]] = {
     "layer_norm_whole_heads": partial(WHOLE_HEADS, layer_norm=True),
     **{each.__name__: each for each in (deepseek, gpt2, gpt_oss, gptneox, llama, mamba, nemotron, olmo, stablelm)},
 }
-TENSORS: Mapping[str, Callable[[DecoderSpec], Sequence[Stored]]] = {
-    "usual": lambda spec: [*llama_tensors(), *fused_qkv(), *expert_tensors()],  # experts where there are any
-    "paired": paired_tensors,
-    "paired_with_experts": lambda spec: [*paired_tensors(spec), *expert_tensors()],
-    "plus_one": plus_one_tensors,
-    "second_norm": lambda spec: llama_tensors(SECOND_NORM),
-    "fused_up": lambda spec: llama_tensors(FUSED_UP),
-    "fused_qkv_up": lambda spec: llama_tensors(*fused_qkv(), FUSED_UP),
-    "deepseek": deepseek_tensors,
-    "gpt_oss": gpt_oss_tensors,
-    "mamba": mamba_tensors,
-}
 
 
 def _table() -> Mapping[str, Architecture]:
     """Read the rows of architectures.toml."""
-    written = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8"))
     found: dict[str, Architecture] = {}
-    for name, row in written.items():
-        family, common, tensors = (row.pop(key, other) for key, other in ROW.items())
+    for name, row in read_toml(__file__, "architectures.toml").items():
+        family, common, layouts = (row.pop(key, other) for key, other in ROW.items())
         values = {key: _value(**said) if isinstance(said, dict) else said for key, said in row.items()}
-        found[name] = Architecture(family or name, values, COMMON[common], TENSORS[tensors])
+        found[name] = Architecture(family or name, values, COMMON[common], layouts)
     return found
 
 
 ARCHITECTURES = _table()
+LAYOUTS = read_layouts()

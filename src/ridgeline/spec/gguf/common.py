@@ -1,13 +1,14 @@
 """Sizes, rope and tensor names that most GGUF architectures share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_LAYERS, head_size, layer_renames
+from ridgeline.core.tables import read_toml
+from ridgeline.spec.common import MAX_LAYERS, head_size
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Rename
+from ridgeline.spec.spec import Rename
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -19,16 +20,15 @@ FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factor
 class Stored:
     """A GGUF tensor, `{i}` its layer, and the program weights that are made of it.
 
-    `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
-    `offset` is added to every element. `change`: a vector there is a matrix of one row here, or x is log(-x) here.
-    `split`: two tensors that may be in its place, of each head transposed rows [H, K, A] and the others [H, B, K].
+    `offset` is added to every element. `change`: each head's rows alternate between the two halves that rotate against
+    each other, a vector there is a matrix of one row here, or x is log(-x) here. `split`: two tensors that may be in
+    its place, of each head transposed rows [H, K, A] and the others [H, B, K].
     """
 
     rename: Rename
-    paired_rows: int = 0
     offset: float = 0.0
-    change: Literal["", "one row", "log of negative"] = ""
-    split: tuple[str, ...] = ()
+    change: Literal["", "paired rows", "one row", "log of negative"] = ""
+    split: Sequence[str] = ()
 
 
 def read_sizes(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -151,67 +151,16 @@ def _divided(
     }
 
 
-def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0.0) -> Sequence[Stored]:
-    """Return the tensors of the Llama layout; those in `instead` replace Llama's for the same program weights.
-
-    `paired_rows` is that of queries and keys, `norm_offset` is added to the weights of norms. What a model does not
-    have is named too.
-    """
-    replaced = {target for stored in instead for target in stored.rename.targets}
-    prefix = "layers.{i}"
-    names = {"token_embd": "embed", "position_embd": "positions", "output": "head"}
-    names |= {"blk.{i}.attn_v": f"{prefix}.attn.v", "blk.{i}.attn_output": f"{prefix}.attn.o"}
-    names |= {f"blk.{{i}}.ffn_{matrix}": f"{prefix}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
-    norms = {
-        "output_norm": "final_norm",
-        "blk.{i}.attn_norm": f"{prefix}.mixer_norm",
-        "blk.{i}.ffn_norm": f"{prefix}.ffn_norm",
-        "blk.{i}.post_attention_norm": f"{prefix}.mixer_post_norm",
-        "blk.{i}.post_ffw_norm": f"{prefix}.ffn_post_norm",
-        **{f"blk.{{i}}.attn_{letter}_norm": f"{prefix}.attn.{letter}_norm" for letter in "qk"},
-    }
-    pairs = {f"blk.{{i}}.attn_{letter}": f"{prefix}.attn.{letter}" for letter in "qk"}
-    stored = [
-        *(one(source, target, offset=norm_offset) for source, target in norms.items()),
-        *(one(source, target, "bias") for source, target in norms.items()),
-        *(one(source, target, part, paired_rows) for source, target in pairs.items() for part in ("weight", "bias")),
-        *(one(source, target, part) for source, target in names.items() for part in ("weight", "bias")),
-    ]
-    return [*(item for item in stored if item.rename.targets[0] not in replaced), *instead]
+def read_layouts() -> Mapping[str, Mapping[str, Stored]]:
+    """Read tensors.toml: the tensors of every layout, by name."""
+    return {name: dict(_tensors(rows)) for name, rows in read_toml(__file__, "tensors.toml").items()}
 
 
-def fused_qkv() -> Sequence[Stored]:
-    """Return the tensors of queries, keys and values stored as one."""
-    return [Stored(rename) for rename in layer_renames({"attn_qkv": ["attn.q", "attn.k", "attn.v"]}, "blk.{i}")]
-
-
-def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    """Return the Llama layout with the rows of queries and keys in pairs."""
-    attention = spec.layers[0].mixer
-    assert isinstance(attention, GroupedQueryAttention)
-    return llama_tensors(paired_rows=attention.head_dim)
-
-
-def plus_one_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    """Return the Llama layout, the weights of norms stored with the 1 that the family adds."""
-    return llama_tensors(norm_offset=-1.0)
-
-
-def expert_tensors() -> Sequence[Stored]:
-    """Return the tensors of experts: each matrix of all of them in one, in older files one tensor per expert."""
-    prefix, to = "blk.{i}.ffn", "layers.{i}.ffn"
-    renames = [Rename(f"{prefix}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
-    for matrix in ("gate", "up", "down"):
-        weight = (f"{to}.{matrix}.weight",)
-        renames.append(Rename(f"{prefix}_{matrix}_exps.weight", weight, experts=True))
-        renames.append(Rename(f"{prefix}_{matrix}.{{e}}.weight", weight, experts=True))
-        renames.append(Rename(f"{prefix}_{matrix}_exps.bias", (f"{to}.{matrix}.bias",), experts=True))
-        renames.append(Rename(f"{prefix}_{matrix}_shexp.weight", (f"{to}.shared.{matrix}.weight",)))
-    renames.append(Rename("blk.{i}.exp_probs_b.bias", (f"{to}.route.bias",)))
-    shared_gate = Rename(f"{prefix}_gate_inp_shexp.weight", (f"{to}.shared_gate.weight",))
-    return [*(Stored(rename) for rename in renames), Stored(shared_gate, change="one row")]
-
-
-def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:
-    """Return a tensor that is one program weight; both names without their last part."""
-    return Stored(Rename(f"{source}.{part}", (f"{target}.{part}",)), paired_rows, offset)
+def _tensors(rows: Mapping[str, Any]) -> Iterator[tuple[str, Stored]]:
+    for source, said in rows.items():
+        options = dict(said) if isinstance(said, dict) else {"to": said}
+        to, experts = options.pop("to"), options.pop("experts", False)
+        targets: Sequence[str] = [to] if isinstance(to, str) else to
+        for part in ("weight", "bias") if source.endswith("*") else ("",):
+            name, *ends = (each.replace("*", part) for each in (source, *targets))
+            yield name, Stored(Rename(name, tuple(ends), experts=experts), **options)

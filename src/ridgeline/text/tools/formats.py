@@ -1,13 +1,12 @@
 """How models write tool calls: the table of formats, formats.toml, with what reads them."""
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.tables import read_toml
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.:-]+)")
@@ -133,8 +132,7 @@ _READERS = (_json_calls, _json_sequence, _mistral, _deepseek, _harmony)
 def _formats() -> Mapping[str, ToolFormat]:
     """Read the rows of formats.toml."""
     readers = {reader.__name__.removeprefix("_"): reader for reader in _READERS}
-    text = Path(__file__).with_name("formats.toml").read_text(encoding="utf-8")
-    rows: Mapping[str, dict[str, Any]] = tomllib.loads(text)
+    rows: Mapping[str, dict[str, Any]] = read_toml(__file__, "formats.toml")
     read = {name: readers[row.pop("read")] for name, row in rows.items()}
     return {name: ToolFormat(read=read[name], **row) for name, row in rows.items()}
 

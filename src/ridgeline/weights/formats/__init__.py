@@ -12,12 +12,14 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.dtypes import Array, assign
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.tables import read_toml
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import WHOLE, Checkpoint, TensorEntry, take_ranges
@@ -102,6 +104,12 @@ class PackedCheckpoint:
 def names() -> list[str]:
     """Return all supported values of `quant_method`."""
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+
+
+@cache
+def without_effect(method: str) -> Sequence[str]:
+    """Return the keys of a format's settings that change nothing here."""
+    return read_toml(__file__, "ignored.toml")[method]
 
 
 def unpacked(

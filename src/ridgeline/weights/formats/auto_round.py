@@ -10,16 +10,8 @@ from collections.abc import Mapping, Sequence
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import Checkpoint
-from ridgeline.weights.formats import PackedTensor, awq, gptq
+from ridgeline.weights.formats import PackedTensor, awq, gptq, without_effect
 
-# How the model was made, and what stayed plain or how inputs are rounded, which tensors and options say.
-WITHOUT_EFFECT = (
-    "autoround_version", "iters", "nsamples", "seqlen", "batch_size", "gradient_accumulate_steps", "lr", "minmax_lr",
-    "low_gpu_mem_usage", "enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning", "scale_dtype",
-    "amp", "to_quant_block_names", "block_name_to_quantize", "dataset", "backend", "act_bits", "act_group_size",
-    "act_sym", "act_data_type", "act_dynamic", "super_bits", "super_group_size", "modules_to_not_convert",
-    "quant_lm_head",
-)  # fmt: skip
 PLAIN_BITS = 16
 PATTERN = re.compile(r"[*+?^$\[(|\\]")  # what makes a name a regular expression
 
@@ -39,7 +31,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
 
 def _read(settings: ConfigReader) -> Mapping[str, int | bool]:
     """Return what is said of the bits, groups and zeros of a layer, or of all."""
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("auto_round"))
     settings.expect("data_type", "int", "float", None)  # float of layers that are plain, which 16 bits say
     found = {key: settings.optional_integer(key, low=-1) for key in ("bits", "group_size")}
     sym = settings.flag("sym", True) if settings.has("sym") else None

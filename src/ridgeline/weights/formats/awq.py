@@ -17,21 +17,16 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.quant.stored import Bytes, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
-from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.formats import PackedTensor, without_effect
 from ridgeline.weights.packing.bits import covering, unpacked
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 PER_WORD = 8
 NIBBLE_OF_OUTPUT = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-# Keys about which layers are plain, which their tensors say too, and about kernels of other programs.
-WITHOUT_EFFECT = (
-    "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config",
-    "desc_act", "sym", "lm_head", "meta", "pack_dtype",
-)  # fmt: skip
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("awq"))
     settings.flag("zero_point", True)  # whether there are zero points, the tensors say
     for key in ("version", "format"):
         version = settings.text(key, "gemm").lower()

@@ -20,22 +20,12 @@ from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
-from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.formats import PackedTensor, without_effect
 from ridgeline.weights.packing.bits import unpacked
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.targets import pattern
 
 BITS = (2, 3, 4, 8)
-# Keys about how the model was made, or which kernels another program would run; g_idx says what desc_act does.
-WITHOUT_EFFECT = (
-    "desc_act", "act_group_aware", "mock_quantization", "hessian", "failsafe", "offload_to_disk", "method",
-    "format_v2", "adapter", "rotation", "pack_impl", "parallel_packing", "gptaq", "vram_strategy",
-    "lm_head", "true_sequential", "static_groups", "damp_percent", "damp_auto_increment", "mse", "meta",
-    "quantizer", "model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "model_seqlen",
-    "batch_size", "pad_token_id", "block_name_to_quantize", "module_name_preceding_first_block",
-    "modules_in_block_to_quantize", "cache_block_outputs", "max_input_length", "use_cuda_fp16", "use_exllama",
-    "disable_exllama", "exllama_config", "backend",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class _Settings:
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("gptq"))
     settings.expect("pack_dtype", "int32", None)
     settings.expect("is_marlin_format", False)
     rules = settings.section("dynamic")
@@ -75,7 +65,7 @@ def _of_layer(layer: str, rules: ConfigReader | None, default: _Settings) -> _Se
             rule = rules.section(text) if rules is not None else None
             if rule is None or text.startswith("-:"):
                 raise ConfigError(f"quantization_config: dynamic: {text!r} says that {layer} is plain; it is quantized")
-            rule.ignore(*WITHOUT_EFFECT)
+            rule.ignore(*without_effect("gptq"))
             settings = _read(rule, default)
             rule.finish()
             return settings

@@ -12,16 +12,15 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.quant.stored import StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
-from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.formats import PackedTensor, without_effect
 from ridgeline.weights.packing.bits import unpacked
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 BITS = (2, 3, 4, 5, 6, 8)
-WITHOUT_EFFECT = ("quant_method", "linear_class", "quantize_input", "quantize_output")
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("mlx"))
     default = _read(settings, (0, 0))
     found: list[PackedTensor] = []
     for name in [name for name in checkpoint.entries if name.endswith(".scales")]:

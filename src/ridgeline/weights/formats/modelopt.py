@@ -9,20 +9,15 @@ from collections.abc import Sequence
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import Checkpoint
-from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.formats import PackedTensor, without_effect
 from ridgeline.weights.packing.fp4 import packed_fp4
 from ridgeline.weights.packing.scaled import E4M3, Blocks, ScaledBytes
 
 ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
-# Which layers are plain, the tensors say too; scales of inputs and of a cache are not used.
-WITHOUT_EFFECT = (
-    "producer", "ignore", "exclude_modules", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "group_size",
-    "quantized_layers", "has_zero_point", "pre_quant_scale", "version", "quant_type",
-)  # fmt: skip
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("modelopt"))
     inner = settings.section("quantization")
     _check_algorithm(settings if inner is None else inner)
     entries, found = checkpoint.entries, list[PackedTensor]()
@@ -38,7 +33,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
 
 
 def _check_algorithm(settings: ConfigReader) -> None:
-    settings.ignore(*WITHOUT_EFFECT)
+    settings.ignore(*without_effect("modelopt"))
     algorithm = settings.text("quant_algo")
     if algorithm not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)

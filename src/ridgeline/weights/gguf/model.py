@@ -1,7 +1,4 @@
-"""A GGUF file, or the files of a split one, as a model: its config, its metadata, and where its tensors are.
-
-Called by weights/folder.py. What an architecture's keys mean is in spec/gguf. Must not import torch.
-"""
+"""A GGUF file, or the files of a split one, as a model: its config, its metadata, and where its tensors are."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets that families expect.
-
-Called by weights/load.py. What an architecture's tensors mean is in spec/gguf.
-"""
+"""The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets of families."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +9,7 @@ from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec import gguf
-from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Rename
 from ridgeline.weights.checkpoint import FLOATS, WHOLE, TensorEntry, take_ranges
 from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.gguf.reader import GgufTensor
@@ -30,10 +27,12 @@ class GgufCheckpoint:
     def __init__(self, model: GgufModel, spec: DecoderSpec) -> None:
         self.path = model.path
         self._tensors = {name: model.tensors[name] for name in model.tensors if name not in gguf.FACTOR_TENSORS}
-        stored = gguf.tensors(model.architecture, spec)
+        stored = gguf.tensors(model.architecture)
         self.renames: Sequence[Rename] = [item.rename for item in stored]
+        mixer = spec.layers[0].mixer
+        self._head_dim = mixer.head_dim if isinstance(mixer, GroupedQueryAttention) else 0
         layers = [str(layer) for layer in range(len(spec.layers))]
-        changed = [item for item in stored if item.paired_rows or item.offset or item.change]
+        changed = [item for item in stored if item.offset or item.change]
         self._changed = {item.rename.source.replace("{i}", layer): item for item in changed for layer in layers}
         self._parts: dict[str, tuple[str, str]] = {}
         for first, second, whole in ((*item.split, item.rename.source) for item in stored if item.split):
@@ -80,8 +79,8 @@ class GgufCheckpoint:
         For paired rows 0, 1, 2, 3 ... of a head in the file, first come 0, 2 ... and then 1, 3 ...
         """
         order = np.arange(tensor.shape[0])
-        if name in self._changed and self._changed[name].paired_rows:
-            order = order.reshape(-1, self._changed[name].paired_rows // 2, 2).swapaxes(1, 2).flatten()
+        if name in self._changed and self._changed[name].change == "paired rows":
+            order = order.reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).flatten()
         rows = take_ranges(order, 0, ranges)
         first, end = int(rows.min()), int(rows.max()) + 1
         is_whole = len(rows) == end - first and bool((np.diff(rows) == 1).all())

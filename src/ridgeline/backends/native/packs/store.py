@@ -2,8 +2,7 @@
 
     packs/<model>-<checkpoint>-<settings>.pack      three hashes: of the model's path, its weight files, everything
 
-Called by `native/backend.py`. A cache that cannot be read or written costs a warning, never the start. Must not import
-torch.
+A cache that cannot be read or written costs a warning, never the start.
 """
 
 import contextlib

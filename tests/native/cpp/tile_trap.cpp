@@ -2,7 +2,7 @@
 // tiles in memory what Intel's manual (Software Developer's Manual, volume 2) says of it, and goes on behind it. Where
 // the manual has a fault, or the instruction is no tile instruction, the process ends with a line that says what and
 // where. Built into the module by -DRIDGELINE_TILE_TRAP=ON; used by scripts/tile_trap.
-#include "tests/tile_trap.h"
+#include "tile_trap.h"
 
 #include <dlfcn.h>
 #include <immintrin.h>

@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "tests/tile_trap.h"
+#include "tile_trap.h"
 
 namespace {
 
