@@ -1,7 +1,8 @@
 """What a flood of requests does to the clients beside it: refusals, /health, and a polite client; loopback, bounded.
 
 usage: python -m benchmarks.overload [--other ENV/bin/python] [--model python-1m] [--clients 64 256 1024]
-           [--seconds 8] [--queue 1024 32] [--slots N] [--pairs 3] [--patient] [--floor SECONDS] [--out DIR]
+           [--seconds 8] [--queue 1024 32] [--slots N] [--threads 1] [--pairs 3] [--patient] [--floor SECONDS]
+           [--out DIR]
 
 The flood asks again at once, whatever it gets, or with `--patient` when Retry-After says; its clients start within a
 second. The polite client asks for one token at a time, and comes from another address (127.0.0.2), as the /health
@@ -84,6 +85,7 @@ class OverloadReport(Report):
     """Every flood on every build, in the order in which they ran."""
 
     model: str
+    num_threads: int
     floods: list[Flood]
 
 
@@ -131,7 +133,15 @@ def flooded(build: str, python: str, options: argparse.Namespace, queue: int) ->
         server: Server = Refusing(python, str(options.floor), files=FILES)
     else:
         slots = () if options.slots is None else ("--max-num-seqs", str(options.slots))
-        more = ("--log-level", "warning", "--num-threads", "1", "--max-queued-requests", str(queue), *slots)
+        more = (
+            "--log-level",
+            "warning",
+            "--num-threads",
+            str(options.threads),
+            "--max-queued-requests",
+            str(queue),
+            *slots,
+        )
         server = Server(python, options.model, *more, files=FILES)
     floods = []
     try:
@@ -180,6 +190,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--slots", type=int, help="--max-num-seqs of the servers")
+    parser.set_defaults(threads=1)
     parser.add_argument("--floor", type=int, metavar="SECONDS", help="flood a server that only refuses, for so long")
     parser.add_argument("--patient", action="store_true", help="the flood waits as Retry-After says")
     options = parser.parse_args()
@@ -194,7 +205,7 @@ def main() -> None:
         for build, python in builds.items()
         for flood in flooded(build, python, options, queue)
     ]
-    save(options.out, OverloadReport(name="overload", model=options.model, floods=floods))
+    save(options.out, OverloadReport(name="overload", model=options.model, num_threads=options.threads, floods=floods))
 
 
 if __name__ == "__main__":

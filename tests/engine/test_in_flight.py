@@ -194,3 +194,25 @@ def test_what_has_ended_is_delivered_before_what_goes_on():
         pass
     orders = ["".join(delta.request_id for delta in deltas) for deltas in heard if deltas]
     assert orders == ["abcd", "bdac", "ac"]
+
+
+@pytest.mark.parametrize(("depth", "chains"), [(1, False), (2, True)])
+def test_what_comes_while_callers_hear_is_in_the_next_step(depth, chains):
+    """In the one behind that which is computed meanwhile, if one is; another client has all slots."""
+    layout, clock, came = make_layout((64,)), Clock(), []
+    executor = FakeExecutor(layout, depth, chains=chains)
+    config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=32)
+    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock, depth, chains=chains)
+
+    def deliver(deltas):
+        if deltas and len(executor.plans) > 5 and not came:
+            came.append(len(executor.plans) - len(executor.in_flight))
+            loop.submit(make_request("p", [9], clock, max_tokens=1, client=2))
+
+    loop = EngineLoop(scheduler, executor, Renderer(None), deliver, clock)
+    for number in range(5):
+        loop.submit(make_request(f"f{number}", [number] * 3, clock, max_tokens=12, client=1))
+    while loop.step():
+        pass
+    admitted = {one.seq_id: index for index, plan in enumerate(executor.plans) for one in plan.decisions.admitted}
+    assert admitted[5] == came[0] + depth - 1

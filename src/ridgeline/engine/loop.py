@@ -98,6 +98,7 @@ class EngineLoop:
         What callers hear of a step is rendered while the next one is computed, unless a stop string may be among it or
         the executor computes nothing meanwhile. False if there was nothing to compute and nothing to tell.
         """
+        heard = len(self._in_flight) > 0 and self._publish()  # what comes while that is computed is in the next plan
         self._take_in()
         while len(self._in_flight) < self._executor.depth:
             start_s = self.clock()
@@ -114,7 +115,7 @@ class EngineLoop:
             except Exception as error:
                 return self._fail(plan, error, "the step failed")
             self._in_flight.append((plan, start_s, planned_s))
-        heard = self._publish()
+        heard = self._publish() or heard
         return self._collect() if self._in_flight else heard
 
     def _collect(self) -> bool:

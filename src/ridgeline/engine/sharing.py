@@ -30,25 +30,25 @@ def making_way(
     for a client that asks for more than its share, or for a request of a worse priority; but what runs in the
     background does for all that does not. A client's slots are shared among its requests in the same way.
     """
-    own = [seq for seq in running if seq.request.client == head.request.client]
     excess = sum(seq.num_slots for seq in running) + head.num_slots - max_num_seqs
-    own_slots = sum(seq.num_slots for seq in own) + head.num_slots - excess
-    return _leaving(head, running, max_num_seqs, key, lambda seq: seq.request.client) or _leaving(
-        head, own, own_slots, key, lambda seq: seq.call
+    if excess <= 0:
+        return []
+    own = [seq for seq in running if seq.request.client == head.request.client]
+    return _leaving(head, running, excess, key, lambda seq: seq.request.client) or _leaving(
+        head, own, excess, key, lambda seq: seq.call
     )
 
 
 def _leaving(
     head: Sequence,
     running: Items[Sequence],
-    num_slots: int,
+    excess: int,
     key: Callable[[Sequence], Key],
     party: Callable[[Sequence], int | str],
 ) -> list[Sequence]:
-    """Return which of the `running`, who have no more than `num_slots`, make way where these are parties' to share."""
+    """Return which of the `running` make way, where slots are parties' to share and the head lacks `excess` of them."""
     held = slots_by(party, running)
-    excess = held.total() + head.num_slots - num_slots
-    share = num_slots // len(held.keys() | {party(head)})
+    share = (held.total() + head.num_slots - excess) // len(held.keys() | {party(head)})
     leaving: list[Sequence] = []
     is_fair = held[party(head)] + head.num_slots <= share
     for seq in running[::-1]:
