@@ -61,6 +61,9 @@ class ServerSettings:
     max_files_bytes: int = option(2**33, "Maximum bytes of a key's files with which it may upload more.", low=1)
     grammar_timeout_s: float = option(2.0, "Seconds in which a request's schema or grammar must compile.", above=0)
     explain: bool = option(True, "Tell clients where the time of their own requests went.")
+    otlp_traces_endpoint: str | None = option(
+        None, "Send a span for each request to this OpenTelemetry collector. Default: none is made.", metavar="URL"
+    )
     metrics_compat: Literal["none", "vllm"] = option("none", "Show metrics under the names of another engine, too.")
     engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
     request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)
