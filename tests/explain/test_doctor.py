@@ -204,7 +204,9 @@ def test_an_engine_that_drafts_is_examined_without_counterfactuals(tmp_path, cap
     assert (slots.gain, slots.severity) == (None, "try")
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", str(path)])
-    assert stopped.value.code == int(any(each.severity == "FIX" for each in found.findings))  # of a busy machine, perhaps
+    assert stopped.value.code == int(
+        any(each.severity == "FIX" for each in found.findings)
+    )  # of a busy machine, perhaps
     assert "--max-num-seqs 16: unknown" in capsys.readouterr().out
     seq_id = int(read_recording(path).outputs["seq_id"][-1])
     lived = explain.life(path, seq_id)

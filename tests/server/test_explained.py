@@ -131,7 +131,9 @@ def test_as_many_are_remembered_as_have_room(monkeypatch: pytest.MonkeyPatch) ->
     remembered = Explained(Engine())
     for number in range(40):
         for output in range(20):
-            remembered.ended("one id" if number % 2 else f"r{number}", Client(), f"c{number}", 100 * number + output + 1)
+            remembered.ended(
+                "one id" if number % 2 else f"r{number}", Client(), f"c{number}", 100 * number + output + 1
+            )
     assert len(remembered._sequences) <= 20
     assert all(len(seq_ids) <= explained.MAX_OUTPUTS for _, seq_ids in remembered._sequences.values())
     assert remembered._sequences["", "one id"] == (7, list(range(3901, 3909)))

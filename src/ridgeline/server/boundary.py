@@ -72,6 +72,8 @@ class RequestBoundary:
             self._service.metrics.ended(note, time.monotonic() - note.started_s, has_slo=has_slo)
             if scope["path"] not in UNLOGGED_PATHS:
                 _log(scope, note)
+            if self._service.spans is not None and scope["path"] in COMPUTING_PATHS:
+                self._service.spans.ended(scope["path"], headers, note)
 
     def _require_host(self, headers: Headers) -> None:
         """Refuse names that are not this server's: a web page may have its own name point here (DNS rebinding)."""

@@ -76,7 +76,7 @@ class Explained:
     async def say(self, *arguments: str) -> Mapping[str, Any]:
         """Return what a command says, one at a time.
 
-        Raises OverloadedError where others take long, RequestError for what it refuses or takes more than MAX_EXPLAIN_S.
+        Raises OverloadedError where others take long, RequestError for what it refuses, and after MAX_EXPLAIN_S.
         """
         try:
             await asyncio.wait_for(self.running.acquire(), MAX_EXPLAIN_S)

@@ -81,7 +81,7 @@ async def recent_steps(service: Service, http: Request) -> Response:
 
 
 async def diagnose(service: Service, http: Request) -> Response:
-    """Return what `ridgeline doctor` says of the last steps, or of a `request` in them. Raises what `Explained.say` does."""
+    """Return what `ridgeline doctor` says of the last steps, or of a `request` in them. Raises as `Explained.say`."""
     _require_one_client(service)
     number = http.query_params.get("request")
     said = await service.explained.doctor([] if number is None else [f"--request={number}"])

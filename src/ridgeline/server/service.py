@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,12 +22,14 @@ from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.decoding.request import Request as EngineRequest
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
+from ridgeline.engine.outputs import Finish
 from ridgeline.server.clients import Client, Keys, Turns
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.explained import Explained
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
+from ridgeline.server.spans import open_spans
 from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.infill import infill_ids
@@ -68,6 +70,7 @@ class RequestNote:
     failed: bool = False  # by an error that is not the client's
     predicted_tokens: int = 0  # of the request's prediction, verified
     accepted_prediction_tokens: int = 0
+    ended: list[tuple[str, str, EngineRequest, Finish]] = field(default_factory=list[Any])  # for spans: its outputs
     explained: msgspec.Raw | UnsetType = UNSET  # where the time of its outputs went, once that was found out
 
 
@@ -99,6 +102,8 @@ class Service:
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.batches: Batches | None = None  # where the operator has a folder for them
         self.explained = Explained(engine)
+        endpoint = settings.otlp_traces_endpoint
+        self.spans = None if endpoint is None else open_spans(endpoint)
         self.num_slots = 0  # taken
         self._slots_of: Counter[int] = Counter()  # by client
         self._turns = Turns(time.monotonic)
@@ -249,6 +254,8 @@ class Service:
             await self.batches.close()
         drained = await self.engine.drain(self.settings.shutdown_timeout_s)
         await asyncio.to_thread(self.engine.stop)
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         return drained
 
 

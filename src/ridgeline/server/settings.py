@@ -69,6 +69,9 @@ class ServerSettings:
         metavar="ttft=MS,tpot=MS",
     )
     explain: bool = option(True, "Tell clients where the time of their own requests went.")
+    otlp_traces_endpoint: str | None = option(
+        None, "Send a span for each request to this OpenTelemetry collector. Default: none is made.", metavar="URL"
+    )
     metrics_compat: Literal["none", "vllm"] = option("none", "Show metrics under the names of another engine, too.")
     engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
     request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)

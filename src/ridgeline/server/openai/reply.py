@@ -183,6 +183,8 @@ class Reply:
         if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
             self.service.metrics.cached_tokens.inc(finish.num_cached_tokens)
+        if self.service.spans is not None:
+            self.note.ended.append((self.response_id, self.model, self.requests[index], finish))
         self.service.explained.ended(self.note.request_id, self.note.client, self.response_id, finish.seq_id)
         self.service.metrics.finished(self.requests[index], num_tokens, finish)
         timings, worst_s = finish.timings, self.note.worst_s

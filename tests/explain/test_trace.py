@@ -1,0 +1,91 @@
+"""Traces: slices nest as Perfetto asks of Chrome's JSON, times are the journal's, and nothing of a text is in them."""
+
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from test_replay import RUNS, random_requests, run
+
+from ridgeline.cli import main
+from ridgeline.explain.tracing import trace
+
+PHASES = {"M", "X", "C", "b", "e", "n"}
+
+
+def check(found):
+    """What ui.perfetto.dev documents of the events that it takes."""
+    slices, open_ones, meta = defaultdict(list), defaultdict(list), 0
+    for event in json.loads(json.dumps(found))["traceEvents"]:
+        assert event["ph"] in PHASES
+        assert {"pid", "tid", "name"} <= event.keys()
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            meta += 1
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            slices[event["pid"], event["tid"]].append((round(1e3 * event["ts"]), round(1e3 * event["dur"]), event))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int) for value in event["args"].values())
+        else:
+            stack = open_ones[event["cat"], event["id"]]
+            if event["ph"] == "b":
+                stack.append(event)
+            elif event["ph"] == "e":
+                begun = stack.pop()  # the innermost ends first
+                assert begun["name"] == event["name"] and begun["ts"] <= event["ts"]
+    assert not any(open_ones.values())
+    assert meta == 4
+    for of_thread in slices.values():
+        ends = []
+        for begin, duration, _ in sorted(of_thread, key=lambda each: (each[0], -each[1])):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            assert not ends or begin + duration <= ends[-1], "a slice ends behind the one that it began in"
+            ends.append(begin + duration)
+    return slices
+
+
+@pytest.mark.parametrize(("name", "threads"), [("preemption", 1), ("forks", 2), ("chunks and prefix hits", 2)])
+def test_slices_nest_and_have_the_journal_s_times(tmp_path, name, threads):
+    requests, options = RUNS[name]
+    recording = run(tmp_path / "journal", requests, **options | {"num_threads": threads})
+    found = trace(recording)
+    slices = check(found)
+    steps = [event for _, _, event in slices[1, 1] if "step" in event["args"]]
+    assert [event["args"]["step"] for event in steps] == recording.steps["step"].tolist()
+    assert [event["dur"] for event in steps] == pytest.approx((1e6 * recording.steps["run_s"]).tolist(), abs=0.01)
+    for event in steps:
+        args = event["args"]
+        assert 0 < args["limit_ms"] < args["predicted_ms"] != args["measured_ms"]
+        assert args["predicted_by"] in ("prior", "calibrated")
+    parts = {event["name"] for _, _, event in slices[1, 2]}
+    assert parts == {"plan", "commit", "render"}
+    tracks = [event for event in found["traceEvents"] if event["ph"] == "b" and event["name"].startswith("sequence")]
+    assert {event["id"] for event in tracks} == {str(seq_id) for seq_id in recording.outputs["seq_id"]}
+    preempted = [event for event in found["traceEvents"] if event["ph"] == "n"]
+    assert len(preempted) == int(recording.outputs["num_preemptions"].sum())
+    assert (len(preempted) > 0) == (name == "preemption")
+
+
+def test_the_command_writes_the_last_seconds(tmp_path, capsys):
+    recording = run(tmp_path / "journal", random_requests(6, 3))
+    half = float(np.ptp(recording.steps["start_s"])) / 2
+    for extra in ([], ["--last", str(half)]):
+        with pytest.raises(SystemExit) as ended:
+            main(["trace", str(tmp_path / "journal"), str(tmp_path / "out.json"), *extra])
+        assert ended.value.code == 0
+        assert "ui.perfetto.dev" in capsys.readouterr().out
+        found = json.loads((tmp_path / "out.json").read_text())
+        steps = [event for _, _, event in check(found)[1, 1] if "step" in event["args"]]
+        assert (len(steps) < len(recording.steps)) == bool(extra)
+    for arguments in (
+        [str(tmp_path / "none"), str(tmp_path / "o")],
+        [str(tmp_path / "journal"), str(tmp_path / "n" / "o")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["trace", *arguments])
+        assert ended.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
