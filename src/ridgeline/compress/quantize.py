@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -44,9 +45,12 @@ from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
 from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, hqq, unpacked
 from ridgeline.weights.load import StreamedWeights
-from ridgeline.weights.quality import QUALITY_FILE
+from ridgeline.weights.quality import QUALITY_FILE, quality_path
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
+
+if TYPE_CHECKING:
+    from ridgeline.weights.gguf.write import GgufWriter
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
@@ -121,8 +125,14 @@ class QuantizeJob:
         rest = [name for name in self._program.weights if name not in inside]
         self._write(self._shard(len(self._layers)), rest, weights, QuantizedLayer())
 
-    def publish(self) -> None:
-        """Let the folder appear under its own name."""
+    def publish(self, gguf: "GgufWriter | None" = None) -> None:
+        """Let the folder appear under its own name, or the file that is written of it."""
+        if gguf is not None:
+            gguf.write(ModelFolder.open(self.partial), self.out)
+            if (quality := quality_path(self.partial)).exists():
+                quality.replace(quality_path(self.out))
+            shutil.rmtree(self.partial)
+            return
         for path in (self.partial / STATE, *self.partial.glob(REPORTS.format("*"))):
             path.unlink()
         publish(self.partial, self.out)
