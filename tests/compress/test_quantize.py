@@ -30,7 +30,7 @@ TEXTS = Texts(
     "here", {f"{i}.py": f"def f{i}(x):\n    return [x * {i} for _ in range({i * i})]\n" * 9 for i in range(12)}
 )
 FLOATS = ["mxfp4", "nvfp4"]  # methods of a format of their own
-METHODS = [name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8", "smoothquant")]
+METHODS = [name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8", "hqq", "smoothquant")]
 FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -204,7 +204,7 @@ def test_awq_rescues_the_inputs_that_matter():
 
 def test_an_unknown_method_is_refused():
     with pytest.raises(
-        ConfigError, match=r"method must be one of awq, fp8, gptq, mxfp4, nf4, nvfp4, rtn, smoothquant, got 'best'"
+        ConfigError, match=r"method must be one of awq, fp8, gptq, hqq, mxfp4, nf4, nvfp4, rtn, smoothquant, got 'best'"
     ):
         methods.load("best")
 
@@ -419,6 +419,24 @@ def test_four_bit_floats_in_the_format_of_the_library(tmp_path, family, method):
         assert torch.equal(theirs, ours.bfloat16().float()), layer
     base, integers = logits(folder), quantized(folder, tmp_path / "int4", method="rtn", group_size=32)[1]
     assert kl(base, logits(made)) < {"mxfp4": 1.6, "nvfp4": 1.3}[method] * kl(base, logits(integers))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["llama", "phi3", "deepseek_v2"])
+def test_hqq_in_its_own_format(tmp_path, name, bits):
+    """What is read is what was rounded, to the bit: minima are kept through zeros."""
+    folder = folder_of(tmp_path / "in", CONFIGS[name])
+    job, made = quantized(folder, tmp_path / "out", method="hqq", bits=bits, group_size=32)
+    assert made.config["quantization_config"]["quant_method"] == "hqq"
+    spec = read_spec(made.config)
+    found = load_weights(made, spec, lower(spec), FLOAT32)
+    plain = load_weights(folder, spec, lower(spec), FLOAT32)
+    grid = Grid(job._form, torch.float32)
+    rounded = {each.name for each in job.reports if "[" not in each.name}
+    assert len(rounded) > 5
+    for weight in rounded:
+        expected = dequantize(methods.load("hqq").quantize(torch.from_numpy(plain[weight]), None, grid))
+        np.testing.assert_array_equal(found[weight], expected, err_msg=weight)
 
 
 def test_nf4_in_the_format_of_bitsandbytes(tmp_path):

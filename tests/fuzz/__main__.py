@@ -1,4 +1,5 @@
 """Fuzz a parser: python -m tests.fuzz PARSER [--seconds 60] [--seed 0] [--input FILE] [--keep DIR] [--random]
+or: python -m tests.fuzz PARSER --count N
 
 Any bytes must become a value or the project's own error, within 2 s and bounds of memory. Inputs are chosen by the code
 that they reach where atheris is installed (`pip install atheris`), else at random. A finding is shown, kept in a file
@@ -24,6 +25,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parser", choices=(*PARSERS, "all"))
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--count", type=int, default=0, help="try so many inputs at random, however long that takes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--input", type=Path, help="try this input alone")
     parser.add_argument("--keep", type=Path, default=Path("findings"), help="folder for findings")
@@ -31,13 +33,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def at_random(name: str, seconds: float, seed: int, keep: Path) -> bool:
-    """Change seeds at random; return whether nothing was found."""
+def at_random(name: str, seconds: float, seed: int, keep: Path, count: int = 0) -> bool:
+    """Change seeds at random, for some time or `count` times; return whether nothing was found."""
     with tempfile.TemporaryDirectory() as folder:
         checked = Checked(opened(name, Path(folder)))
         deadline_s = time.monotonic() + seconds
-        for data in inputs(checked.target, seed):
-            if time.monotonic() > deadline_s:
+        for number, data in enumerate(inputs(checked.target, seed)):
+            if number == count if count else time.monotonic() > deadline_s:
                 break
             try:
                 checked(data)
@@ -78,6 +80,8 @@ def main(arguments: list[str]) -> int:
         return 0
     run = at_random if options.random or find_spec("atheris") is None else by_coverage
     chosen = PARSERS if options.parser == "all" else [options.parser]
+    if options.count:
+        return sum(not at_random(name, 0, options.seed, options.keep, options.count) for name in chosen)
     return sum(not run(name, options.seconds, options.seed, options.keep) for name in chosen)
 
 

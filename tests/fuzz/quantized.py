@@ -14,13 +14,14 @@ from quantized_folder import LLAMA
 from safetensors.numpy import save_file
 from test_awq import awq
 from test_gptq import gptq
-from test_more_formats import eight_bits, four_bits, mlx, modelopt
+from test_hqq_torchao import hqq, torchao
+from test_more_formats import auto_round, eight_bits, fbgemm, four_bits, fp8, mlx, modelopt
 from tests.fuzz.files import loaded
 from tests.fuzz.harness import Drawn, Target, refusing
 
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.checkpoint import Checkpoint, metadata_of
 
 SMALL = LLAMA | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 1}
 
@@ -31,6 +32,17 @@ def compressed(folder: Path, form: str, **args: object) -> None:
     compressed(folder, form, SMALL, **args)
 
 
+def mxfp4(folder: Path) -> None:
+    from test_expert_weights import quantized
+
+    quantized(folder)
+
+
+def rounded(folder: Path) -> None:
+    gptq(folder, SMALL, sym=False)
+    auto_round(folder, "auto_round:auto_gptq", sym=False)
+
+
 MAKERS: Mapping[str, Callable[[Path], object]] = {
     "awq": lambda folder: awq(folder, SMALL),
     "gptq": lambda folder: gptq(folder, SMALL, sym=False, order="shuffled"),
@@ -38,6 +50,13 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
     "bitsandbytes-4": lambda folder: four_bits(folder, config=SMALL),
     "bitsandbytes-8": lambda folder: eight_bits(folder),
     "mlx": lambda folder: mlx(folder, config=SMALL),
+    "hqq": lambda folder: hqq(folder, config=SMALL),
+    "torchao-4": lambda folder: torchao(folder, config=SMALL),
+    "torchao-8": lambda folder: torchao(folder, "IntxUnpackedToInt8Tensor", config=SMALL),
+    "fp8": lambda folder: fp8(folder, config=SMALL),
+    "fbgemm": lambda folder: fbgemm(folder, config=SMALL),
+    "mxfp4": mxfp4,
+    "auto-round": rounded,
     "pack": lambda folder: compressed(
         folder, "pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False
     ),
@@ -125,23 +144,30 @@ def quantized(folder: Path, formats: tuple[str, ...] = tuple(MAKERS)) -> Target:
 def of_folders(changed: Path, sources: list[Path]) -> Target:
     """Return the fuzzer of folders with quantized weights, each changed in the folder `changed`."""
     changed.mkdir()
-    stored, configs = list[dict[str, Array]](), list[dict[str, object]]()
+    stored, configs, said = list[dict[str, Array]](), list[dict[str, object]](), list[Mapping[str, str]]()
     for source in sources:
         checkpoint = Checkpoint.open(source)
         stored.append({name: np.array(checkpoint.tensor(name)) for name in checkpoint.entries})
         configs.append(json.loads((source / "config.json").read_text()))
+        said.append(metadata_of(source / "model.safetensors"))
 
     def run(data: bytes) -> bool:
         rng = Drawn(data[1:])
-        tensors, config = dict(stored[data[0] % len(sources)]), deepcopy(configs[data[0] % len(sources)])
+        number = data[0] % len(sources)
+        tensors, config, about = dict(stored[number]), deepcopy(configs[number]), dict(said[number])
         for _ in range(1 + rng.randrange(3)):
             if rng.random() < 0.3:
                 mutated_settings(config["quantization" if "quantization" in config else "quantization_config"], rng)
+            elif about and rng.random() < 0.3:
+                key = rng.choice(sorted(about))
+                settings = {key: json.loads(about[key])}
+                mutated_settings(settings, rng)
+                about[key] = json.dumps(settings.get(key))
             elif tensors:
                 name = rng.choice(sorted(tensors, key=_is_plain)[: 1 + rng.randrange(len(tensors))])
                 found = mutated_tensor(tensors.pop(name), rng)
                 tensors |= {} if found is None else {name: np.ascontiguousarray(found)}
-        save_file(tensors, changed / "model.safetensors")
+        save_file(tensors, changed / "model.safetensors", about or None)
         (changed / "config.json").write_text(json.dumps(config))
         with refusing(ModelLoadError, ConfigError) as refused:
             loaded(changed)

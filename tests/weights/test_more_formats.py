@@ -43,8 +43,7 @@ def positive(shape, dtype=np.float32):
     return (RNG.random(shape) / 64 + 0.004).astype(dtype)
 
 
-@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv"])
-def test_fp8_with_one_scale(tmp_path, suffix):
+def fp8(folder, *, suffix="weight_scale", config=LLAMA):
     def quantize(layer, weight):
         stored, numbers = float8(weight)
         scale = positive((1,) if "q_proj" in layer else ())
@@ -52,19 +51,28 @@ def test_fp8_with_one_scale(tmp_path, suffix):
         return parts, numbers * scale
 
     settings = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
-    check_bits(tmp_path, store(tmp_path, settings, quantize))
+    return store(folder, settings, quantize, config)
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv"])
+def test_fp8_with_one_scale(tmp_path, suffix):
+    check_bits(tmp_path, fp8(tmp_path, suffix=suffix))
     native()
     check_logits(tmp_path, stays=True, inputs="auto")
 
 
-def test_fbgemm_fp8(tmp_path):
+def fbgemm(folder, *, config=LLAMA):
     def quantize(layer, weight):
         (stored, numbers), scale = float8(weight), positive((len(weight), 1))
         parts = {f"{layer}.weight": stored, f"{layer}.weight_scale": scale, f"{layer}.input_scale_ub": positive((1,))}
         return parts, numbers * scale
 
     settings = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
-    check_bits(tmp_path, store(tmp_path, settings, quantize))
+    return store(folder, settings, quantize, config)
+
+
+def test_fbgemm_fp8(tmp_path):
+    check_bits(tmp_path, fbgemm(tmp_path))
     change(tmp_path, f"{EXAMPLE}.weight_scale", lambda x: x[:-1])
     with pytest.raises(ModelLoadError, match=r"FBGEMM's fp8 needs F32 .*\[128, 1\] beside"):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)

@@ -1,6 +1,6 @@
 """Quantize a model into a folder that Ridgeline, vLLM and transformers load, and measure what that cost."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -28,6 +28,10 @@ def quantize(
         float | None,
         typer.Option(min=0, help="Refuse a result whose KL, in bits per token, may be larger; only its report stays."),
     ] = None,
+    file_format: Annotated[
+        Literal["folder", "gguf"],
+        typer.Option("--format", help="folder, or gguf: --out is one file, which llama.cpp runs too (groups of 32)."),
+    ] = "folder",
     num_threads: ThreadsOption = None,
 ) -> None:
     """Quantize a model into a folder: ridgeline quantize MODEL --method gptq --out DIR
@@ -46,13 +50,19 @@ def quantize(
     calibration, held_out = both_texts(text, eval_text)
     console = Console(stderr=True)
     job = QuantizeJob(ModelFolder.open(model), recipe, calibration, out)
+    writer = None
+    if file_format == "gguf":
+        from ridgeline.weights.gguf.write import GgufWriter, check_form
+
+        check_form(recipe.form())
+        writer = GgufWriter(ModelFolder.open(model))
     for name, why in job.left_out.items():
         console.print(f"{name} stays as it is: {why}", highlight=False)
     _run(console, job)
     if eval_tokens:
         found = measured(job.partial, model, held_out, eval_tokens, num_threads, job.facts())
         _check(job, found.comparison.kl, max_kl)
-    job.publish()
+    job.publish(writer)
     typer.echo(f"{out} is ready: ridgeline serve {out}")
 
 

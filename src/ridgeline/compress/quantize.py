@@ -1,5 +1,5 @@
 """Quantize a model folder, layer by layer, into one that vLLM and transformers load too: of compressed-tensors, or of
-bitsandbytes where codes are its own.
+bitsandbytes or HQQ where codes or zeros are their own.
 
     OUT.partial/   state.json, and a shard for every finished layer: a run that was killed goes on after the last one
     OUT/           appears at the end, whole
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -42,11 +43,14 @@ from ridgeline.spec import families
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
 from ridgeline.weights.folder import QUANTIZATION, ModelFolder
-from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
+from ridgeline.weights.formats import bitsandbytes, compressed_tensors, hqq, unpacked
 from ridgeline.weights.load import StreamedWeights
-from ridgeline.weights.quality import QUALITY_FILE
+from ridgeline.weights.quality import QUALITY_FILE, quality_path
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
+
+if TYPE_CHECKING:
+    from ridgeline.weights.gguf.write import GgufWriter
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
@@ -121,8 +125,14 @@ class QuantizeJob:
         rest = [name for name in self._program.weights if name not in inside]
         self._write(self._shard(len(self._layers)), rest, weights, QuantizedLayer())
 
-    def publish(self) -> None:
-        """Let the folder appear under its own name."""
+    def publish(self, gguf: "GgufWriter | None" = None) -> None:
+        """Let the folder appear under its own name, or the file that is written of it."""
+        if gguf is not None:
+            gguf.write(ModelFolder.open(self.partial), self.out)
+            if (quality := quality_path(self.partial)).exists():
+                quality.replace(quality_path(self.out))
+            shutil.rmtree(self.partial)
+            return
         for path in (self.partial / STATE, *self.partial.glob(REPORTS.format("*"))):
             path.unlink()
         publish(self.partial, self.out)
@@ -202,7 +212,9 @@ class QuantizeJob:
             if keys[0] in made.matrices:
                 stored = _together(source, self._program, [made.matrices[key] for key in keys])
                 layer = name.removesuffix(".weight")
-                if self._form.code == "nf4":
+                if self._form.zero == "minima":
+                    tensors |= hqq.packed_tensors(layer, stored)
+                elif self._form.code == "nf4":
                     tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
                 else:
                     tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
@@ -257,6 +269,8 @@ class QuantizeJob:
         ]
         wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
         ignored = sorted({*plain, "lm_head"})
+        if self._form.zero == "minima":
+            return hqq.quantization_config(self._form.bits, self._form.group, ignored)
         if self._form.code == "nf4":
             return bitsandbytes.quantization_config(self._form, ignored)
         others = {INT8: sorted(wide)} if wide else {}
@@ -308,7 +322,8 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
     at = [rows for target in source.rename.targets for rows in source.rows(program, target, slice(None))]
     order = np.argsort(take_ranges(np.arange(len(whole.codes)), 0, at))
     points = None if whole.points is None else whole.points[order]
-    return StoredMatrix(whole.format, whole.codes[order], whole.scales[order], points)
+    minima = None if whole.minima is None else whole.minima[order]
+    return StoredMatrix(whole.format, whole.codes[order], whole.scales[order], points, minima)
 
 
 def _reports_of(shard: Path) -> Path:

@@ -33,8 +33,8 @@ class Recipe(Calibration):
 
     method: str = option(
         "gptq",
-        "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as bitsandbytes "
-        "does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well.",
+        "How weights are rounded: gptq, awq, hqq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as "
+        "bitsandbytes does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well.",
         metavar="NAME",
     )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
@@ -76,6 +76,12 @@ class Recipe(Calibration):
             if self.group_size or self.zero_points or self.mean_bits is not None:
                 raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
             return StoredFormat("uniform", 8, 0, scale="float32")
+        if self.method == "hqq":
+            if self.zero_points or self.mean_bits is not None or self.group_size not in (None, *GROUP_SIZES):
+                raise ConfigError(
+                    "method hqq has groups of 32, 64 or 128 and zeros of its own; leave other options out"
+                )
+            return StoredFormat("uniform", 8 if self.bits == 8 else 4, self.group_size or 64, "minima")
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")

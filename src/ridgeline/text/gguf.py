@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as a tokenizer.json that says the same.
+"""The tokenizer in a GGUF file's metadata, as a tokenizer.json that says the same, and the other way round.
 
 Nothing in the metadata is trusted: types, lengths and ids are checked here, the rest by what reads any tokenizer.json.
 """
@@ -6,7 +6,7 @@ Nothing in the metadata is trusted: types, lengths and ids are checked here, the
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -194,3 +194,53 @@ class _Reader:
         if len(numbers) != len(self._tokens) or isinstance(numbers[0], (str, bool)):
             raise ConfigError(f"{KEYS}{key} must be {len(self._tokens)} numbers, one for every token")
         return numbers
+
+
+def metadata_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos: int | None) -> dict[str, object]:
+    """Return what a GGUF file says of a tokenizer, of a model with so many tokens whose texts end with `eos`.
+
+    Raises ConfigError for another kind than byte-level BPE, and words that no name of tokenizer.ggml.pre stands for.
+    """
+    said: dict[str, Any] = msgspec.json.decode(tokenizer.to_json())
+    model, normalizer = said["model"], said.get("normalizer")
+    patterns, is_nfc = _patterns(said.get("pre_tokenizer") or {}), normalizer == {"type": "NFC"}
+    meant = [name for name, kind in PRE_TOKENIZERS.items() if [*kind.patterns] == patterns and kind.nfc == is_nfc
+             and kind.ignore_merges == model.get("ignore_merges", False)]  # fmt: skip
+    if model["type"] != "BPE" or not tokenizer.byte_level or not meant or (normalizer is not None and not is_nfc):
+        raise ConfigError(
+            "this tokenizer is not written as GGUF: only byte-level BPE is, with words that it has a name for"
+        )
+    ids = {**model["vocab"]}
+    ids |= {token["content"]: token["id"] for token in said["added_tokens"]}
+    kinds = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in said["added_tokens"]}
+    tokens = {token_id: token for token, token_id in ids.items()}
+    every = range(max(vocab_size, max(tokens) + 1))
+    named = {theirs: ids.get(tokenizer.special_tokens.get(f"{ours}_token", "")) for ours, theirs in NAMED.items()}
+    named |= {} if eos is None else {"eos": eos}
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    template = tokenizer.chat_templates.get("default")
+    return {
+        f"{KEYS}model": "gpt2",
+        f"{KEYS}pre": meant[0],
+        f"{KEYS}tokens": [tokens.get(each, f"[PAD{each}]") for each in every],
+        f"{KEYS}token_type": [kinds.get(each, NORMAL if each in tokens else UNUSED) for each in every],
+        **({f"{KEYS}merges": merges} if merges else {}),
+        **{f"{KEYS}{kind}_token_id": token_id for kind, token_id in named.items() if token_id is not None},
+        f"{KEYS}add_bos_token": tokenizer.encode("")[:1] == [named["bos"]],
+        **({"tokenizer.chat_template": template} if template else {}),
+    }
+
+
+def _patterns(part: dict[str, Any]) -> list[str]:
+    """Return the patterns that cut words one after the other; one that is none where other things do."""
+    match part:
+        case {"type": "Sequence", "pretokenizers": parts}:
+            return [pattern for each in parts for pattern in _patterns(each)]
+        case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+            return [pattern]
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            return [*PRE_TOKENIZERS["gpt-2"].patterns] if part.get("use_regex", True) else []
+        case {"type": "Digits", "individual_digits": True}:
+            return [r"\p{N}"]
+        case _:
+            return [""]

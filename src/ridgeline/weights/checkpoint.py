@@ -158,6 +158,12 @@ def _headers(file: Path) -> Iterator[tuple[str, TensorEntry]]:
             yield name, TensorEntry(file, tuple(entry["shape"]), entry["dtype"], offset)
 
 
+def metadata_of(file: Path) -> Mapping[str, str]:
+    """Return what the header of a file that has been opened says beside its tensors."""
+    with safe_open(file, framework="np") as opened:
+        return opened.metadata() or {}
+
+
 def _map(file: Path) -> mmap.mmap:
     try:
         with file.open("rb") as opened:
