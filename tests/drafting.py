@@ -24,7 +24,7 @@ TINY = {
 
 def drafter_of(llm):
     """The drafter of an engine that drafts with a model or a head."""
-    return llm.engine.loop.scheduler.strategy._drafter
+    return llm.engine.loop.scheduler.strategy._model.drafter
 
 
 def prompts_of(model, count=3):

@@ -267,6 +267,8 @@ def test_a_drafter(copy):
         "class Sevens:\n"
         "    def max_tokens(self, view):\n"
         "        return 4\n"
+        "    def lag(self, view):\n"
+        "        return 0\n"
         "    def draft(self, asked, max_catch_up):\n"
         "        return {request.view.seq_id: Drafted([7] * request.num_tokens) for request in asked}\n"
         "    def forget(self, view):\n"

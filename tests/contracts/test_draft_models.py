@@ -17,7 +17,7 @@ from families import tiny_config
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.decoding.strategies.speculative import MAX_FAILURES
+from ridgeline.decoding.model_drafts import MAX_FAILURES
 from ridgeline.weights.folder import BUNDLED_MODELS
 
 pytestmark = pytest.mark.skipif(
@@ -41,7 +41,7 @@ def noisy(source, folder, amount):
 
 def drafter_of(llm):
     """The draft model of an engine."""
-    return llm.engine.loop.scheduler.strategy._drafter
+    return llm.engine.loop.scheduler.strategy._model.drafter
 
 
 def drafts_of(llm):
@@ -321,7 +321,7 @@ def test_tokens_that_the_model_lacks_are_never_drafted(rejects, tmp_path):
     params = SamplingParams(temperature=1.0, seed=None if rejects else 1, max_tokens=60, ignore_eos=True)
     outputs = drafting.generate(prompts, params, use_tqdm=False)
     assert max(sampled) >= size > max(drafted)
-    assert drafting.engine.loop.scheduler.strategy._failures == 0
+    assert drafting.engine.loop.scheduler.strategy._model.failures == 0
     assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * 3
     if not rejects:
         plain = LLM("python-1m", **options).generate(prompts, params, use_tqdm=False)

@@ -13,6 +13,7 @@ from drafting import Drafting
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams, SpeculationParams
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.core.speculation import proposer_names
 from ridgeline.decoding.strategies import build_strategy
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
@@ -185,6 +186,9 @@ PROPOSED = {
 }
 
 
+FORCING = r"( [a-z]+){2,6} little dog ran to( [a-z]+){1,3} and said hello to( [A-Za-z,]+)*"
+
+
 @pytest.fixture(scope="module")
 def stories(shared_data):
     return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, deterministic=True)
@@ -194,7 +198,8 @@ def stories(shared_data):
 @pytest.mark.parametrize("name", proposer_names())
 @pytest.mark.parametrize("options", PROPOSED.values(), ids=PROPOSED)
 def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypatch):
-    params = SamplingParams(max_tokens=100, **options)
+    grammar = {"structured_outputs": StructuredOutputsParams(regex=FORCING)} if name == "forced" else {}
+    params = SamplingParams(max_tokens=100, **options, **grammar)
     prompts = [STORY, STORY[:3], [1, 360, 266], STORY]
     scheduler = stories.engine.loop.scheduler
     plain = stories.generate(prompts, params, use_tqdm=False)

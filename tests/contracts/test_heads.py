@@ -15,6 +15,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.backends.native.executable import NativeExecutable
 from ridgeline.backends.step import ChainEnds
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import eagle
 from ridgeline.engine import companion
 
@@ -76,6 +77,27 @@ def test_texts_that_are_equal_but_for_their_first_token_share_nothing_of_a_head(
     wrong = [drafted for token_ids, drafted in found if drafted != head.greedy(token_ids, len(drafted))]
     assert len(found) >= 9
     assert not wrong
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_rests_lets_steps_overlap_and_misses_no_hidden_state(name, target, plain, tmp_path, monkeypatch):
+    """Ten steps at rest, planned while others are computed; then ten that ask, and so on."""
+    num_asked = iter(range(10**6))
+    monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: next(num_asked) // 40 % 2 == 0)
+    monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
+    head = HEADS[name](target)
+    options = TINY | {"num_threads": 2, "num_speculative_tokens": 3}
+    llm = LLM(str(target.folder.path), **options, speculate=f"eagle:{head.write(tmp_path)}")
+    executor, overlapped, found = llm.engine.loop._executor, [], recorded(llm)
+    submit = executor.submit
+    executor.submit = lambda plan: (overlapped.append(executor._started is not None), submit(plan))
+    outputs = llm.generate(prompts_of(target), GREEDY, use_tqdm=False)
+    assert sum(overlapped) > 10
+    assert len(found) > 10
+    assert not [drafted for token_ids, drafted in found if drafted != head.greedy(token_ids, len(drafted))]
+    assert [o.outputs[0].token_ids for o in outputs] == [
+        o.outputs[0].token_ids for o in plain.generate(prompts_of(target), GREEDY, use_tqdm=False)
+    ]
 
 
 def without_feedback(self, *args, chain=NativeExecutable.chain, **more):

@@ -128,7 +128,7 @@ def assert_drafted(llm, method):
     scheduler, drafter = llm.engine.loop.scheduler, drafter_of(llm)
     stats = scheduler.strategy.drafts()[method]
     assert 0.1 * stats.num_draft_tokens < stats.num_accepted_tokens < stats.num_draft_tokens
-    assert scheduler.strategy._failures == 0
+    assert scheduler.strategy._model.failures == 0
     assert not drafter._hidden
     for cache in (scheduler.cache, drafter._companion.cache):
         check_cache(cache, {})

@@ -253,7 +253,7 @@ def heads_are_counted_in_the_tensors(world):
             llm = LLM(str(model.folder.path), **TINY, speculate=f"medusa:{folder}")
         except ModelLoadError as error:
             raise AssertionError(f"{count} heads are refused") from error
-        assert llm.engine.loop.scheduler.strategy._drafter._companion.num_heads == count
+        assert llm.engine.loop.scheduler.strategy._model.drafter._companion.num_heads == count
 
 
 @PITFALLS.bug(25, "heads are counted in the config")

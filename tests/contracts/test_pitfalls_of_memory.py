@@ -518,7 +518,7 @@ def a_shorter_context_silences_the_drafter(world):
     drafter_of(llm)._companion.compute, drafter_of(llm)._companion.chain = watched, None
     assert completions(llm.generate(prompts_of(model), GREEDY, use_tqdm=False)) == completions(off)
     strategy = llm.engine.loop.scheduler.strategy
-    assert strategy._failures == 0
+    assert strategy._model.failures == 0
     assert spans and max(span.end for span in spans) <= 24
     assert 0 < strategy.drafts()["draft"].num_draft_tokens <= 3 * (24 - 9)
 

@@ -111,6 +111,17 @@ def test_all_blocks_of_what_ended_by_its_grammar_are_cached(llm):
     assert [one.num_cached_tokens for one in again] == [(len(text) - 1) // size * size for text in texts]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("speculate", ["forced", "auto"])
+def test_what_a_grammar_forces_is_drafted_first_and_always_right(alone, llm, temperature, speculate):
+    asked = [params(kind, temperature=temperature, ignore_eos=False) for kind in KINDS for _ in PROMPTS]
+    plain = completions(llm.generate(PROMPTS * len(KINDS), asked, use_tqdm=False))
+    drafting = LLM("python-1m", max_model_len=256, speculate=speculate, adaptive_speculation=False)
+    assert completions(drafting.generate(PROMPTS * len(KINDS), asked, use_tqdm=False)) == plain
+    stats = drafting.engine.loop.stats().drafts["forced"]
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 20
+
+
 def test_outputs_of_one_prompt_follow_the_grammar_on_their_own(llm):
     (output,) = llm.generate("x = ", params("regex", n=4, logprobs=2), use_tqdm=False)
     assert all(c.finish_reason == "stop" and valid("regex", c.text) for c in output.outputs)

@@ -35,13 +35,16 @@ ANY = ("any", 0)
 
 
 class Simulation:
-    """Decodes `num_sequences` of endless text, of which each drafted token is right with the chance `acceptance`."""
+    """Decodes `num_sequences` of endless text, of which each drafted token is right with the chance `acceptance`.
+
+    Who `peeks` compares drafts with what came, also those that no step verified; else nothing is learnt of these.
+    """
 
     def __init__(self, machine, acceptance, num_sequences, *, noise=0.05, seed=1, ahead=1.0, peeks=True):
-        self.control, self.random = DraftControl(peeks), random.Random(seed)
+        self.control, self.random = DraftControl(), random.Random(seed)
         self.machine, self.acceptance, self.num_sequences, self.noise = machine, acceptance, num_sequences, noise
         self.asked, self.seen, self.drafted, self.slower, self.plain_s = 0, {}, 0, 1.0, 0.0
-        self.num_rests, self.window = 0, []
+        self.num_rests, self.window, self.peeks, self.num_rested, self.tries = 0, [], peeks, 0, False
         self.ahead = (
             ahead  # what a step takes that is planned while another is computed, of the time of one that is not
         )
@@ -63,17 +66,23 @@ class Simulation:
         lengths = [0] * n
         rests = control.rests(n)
         overlap = self.ahead if rests else 1.0
-        if rests and control.peeks:
-            self.num_rests += 1
+        if rests:
+            self.num_rests, self.num_rested = self.num_rests + 1, self.num_rested + 1
             if control.is_peek(n, self.num_rests):
                 seq, self.num_rests = self.random.randrange(n), 0
-                self.learn(seq, 8)  # what is not verified is compared with what came, later
+                if self.peeks:
+                    self.learn(seq, 8)  # what is not verified is compared with what came, later
                 control.peek(seq, control.acceptance.survival(seq, ANY, 8), n, 256)
+                if not self.peeks and control.rests(n):
+                    self.tries = control.tries(n, self.num_rested, 0, ANY)
         if not rests:
             self.asked += 1
             lengths = control.choose(n, self.survivals(), 256)
+            if self.tries and not any(lengths):
+                lengths[0] = 1
             for seq, length in enumerate(lengths):
-                right_in_all += min(self.learn(seq, length or 8), length)
+                right_in_all += min(self.learn(seq, length or 8), length) if length or self.peeks else 0
+            self.tries, self.num_rested = self.tries and right_in_all > 0, 0
             took_s = asking_s(n)
         before, self.drafted = self.drafted, sum(lengths)
         disturbed = self.random.uniform(1, 1 + self.noise) * self.slower

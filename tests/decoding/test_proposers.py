@@ -27,7 +27,7 @@ def view(tokens, seq_id=0, prediction=(), num_prompt=1, salt="", adapter=0, pool
         adapter=adapter,
         params=SamplingParams(speculation=SpeculationParams(pool=pool)),
     )
-    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, request=request)
+    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, request=request, grammar=None)
 
 
 def longest_match(tokens, shortest, longest):

@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import DraftStats, SampledToken, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.proposers import Draft
-from ridgeline.decoding.strategies.speculative import Speculative
+from ridgeline.decoding.strategies.speculative import Speculative, build
 from ridgeline.decoding.strategy import Room
 
 PERIOD = 7
@@ -125,6 +126,21 @@ def test_the_proposer_that_is_right_is_found_wherever_it_stands():
         after = machine.strategy.drafts()
         assert after["right"].num_drafts - before["right"].num_drafts > 80  # some are timed without
         assert after["wrong"].num_drafts == before["wrong"].num_drafts
+
+
+def test_what_is_forced_is_drafted_whatever_else_promises_more():
+    class Forced(Says):
+        def propose(self, view, max_tokens):
+            return super().propose(view, 1) if len(view.token_ids) % 3 == 0 else None
+
+    config = EngineConfig.of("python-1m", speculate="ngram,forced,prediction")
+    built = build(None, config, lambda: 0.0)
+    assert next(iter(built._proposers)) == "forced"  # whatever the order that was asked for
+    machine = Machine({"forced": Forced(0), "right": Says(0)}, DraftControl())
+    for _ in range(300):
+        machine.step()
+    drafts = machine.strategy.drafts()
+    assert drafts["forced"].num_drafts > 30 < drafts["right"].num_drafts
 
 
 def test_without_control_the_first_proposer_with_a_guess_is_taken():

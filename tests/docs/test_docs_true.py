@@ -114,7 +114,14 @@ def test_the_architecture_has_one_diagram():
     assert ARCHITECTURE.read_text(encoding="utf-8").count("```mermaid") == 1
 
 
-@pytest.mark.parametrize(("tool", "page"), [("families_table", "models.md"), ("performance_tables", "performance.md")])
+@pytest.mark.parametrize(
+    ("tool", "page"),
+    [
+        ("families_table", "models.md"),
+        ("performance_tables", "performance.md"),
+        ("speculation_tables", "performance.md"),
+    ],
+)
 def test_generated_tables_are_as_generated(tool, page):
     updated = runpy.run_path(str(REPO / "tools" / f"{tool}.py"))["updated"]
     text = (REPO / "docs" / page).read_text(encoding="utf-8")

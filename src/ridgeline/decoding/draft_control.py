@@ -4,6 +4,7 @@ A step that drafts e tokens beside those of n sequences takes r(n, e) times a st
 first j tokens are accepted with chance s_j gains s_1 + .. + s_k tokens. Drafting pays while n + gain over r exceeds n.
 Both are learnt from the steps themselves, and what is right from drafts that are compared with what came anyway. Trying
 what is not known takes time: where that does not pay it comes out of a purse, into which a small part of the time goes.
+What a model drafts is compared with nothing while it rests, so it is tried now and then, with a small part of the time.
 No clock, no torch.
 """
 
@@ -22,7 +23,7 @@ MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few a
 LEVEL_GAIN = 0.3  # of a step's change that the level follows
 MAX_CHANGE = 0.25  # of a step beside what is usual: others may disturb it for long
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
-PURSE_STEPS, MAX_PURSE_STEPS = 6, 64  # steps without drafts: what the purse holds at first, and at most
+PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
@@ -32,10 +33,11 @@ FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
-MAX_ASKED, MAX_UNCHECKED = (
-    16,
-    128,
-)  # steps that ask, at first and at most, before some are timed that do not
+MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps that ask, at first and at most, before some are timed that do not
+MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
+GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
+TRUST, DEAR_TRUST = 4.0, 1.0  # in what is usual; of drafts that a model computes, a wrong one of which takes long
+TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
@@ -155,10 +157,11 @@ class _Sequence:
     accepted: float = 0.0
     expected: float = 0.0
 
-    def chance(self, usual: float) -> float:
-        """Return the chance of a token whose `usual` one is given, by how this sequence's odds are beside the usual."""
-        odds = (4 + self.accepted) / (4 + self.tried - self.accepted)
-        odds *= (4 + self.tried - self.expected) / (4 + self.expected)
+    def chance(self, usual: float, trust: float) -> float:
+        """Return the chance of a token whose `usual` one is given, by how this sequence's odds are beside the usual:
+        that one is as good as `trust` tokens of either outcome."""
+        odds = (trust + self.accepted) / (trust + self.tried - self.accepted)
+        odds *= (trust + self.tried - self.expected) / (trust + self.expected)
         return usual * odds / (1 - usual + usual * odds)
 
 
@@ -173,7 +176,7 @@ class Acceptance:
         self._chances: dict[tuple[Kind, int], _Chance] = {}
         self._sequences: dict[int, dict[str, _Sequence]] = {}  # by method
 
-    def survival(self, seq_id: int, kind: Kind, num_tokens: int) -> list[float]:
+    def survival(self, seq_id: int, kind: Kind, num_tokens: int, trust: float = TRUST) -> list[float]:
         """Return, for each of a draft's tokens, the chance that it and all before it are accepted."""
         sequence = self._sequences.get(seq_id, {}).get(kind[0])
         chances: list[float] = []
@@ -182,10 +185,15 @@ class Acceptance:
             if (place := _place(position)) != last:
                 last, chance = place, self._mean(kind, place)
                 if sequence is not None:
-                    chance = sequence.chance(chance)
+                    chance = sequence.chance(chance, trust)
             survives *= chance
             chances.append(survives)
         return chances
+
+    def is_new(self, kind: Kind) -> bool:
+        """Tell whether hardly a draft of that kind was tried."""
+        first = self._chances.get((kind, 1))
+        return first is None or first.accepted + first.rejected < 4
 
     def observe(self, seq_id: int, kind: Kind, num_drafted: int, num_accepted: int) -> None:
         """Take in a round. What lies behind the first rejected token was never tried."""
@@ -225,13 +233,13 @@ def _place(position: int) -> int:
 class DraftControl:
     """Chooses how many tokens of each draft to verify, and when not even to ask for drafts.
 
-    Who `peeks` looks at drafts now and then while it `rests`, without a step for them, and they are asked for when they
-    pay by what is known; else they are asked for again and again. What drafts save goes into a purse, and a small part
-    of the time that passes; what they lose, and asking for them, goes out of it. Nothing is asked while it is empty, so
-    that the small part is all that can be lost.
+    Drafts are looked at now and then while it `rests`, without a step for them, and they are asked for when they pay by
+    what is known. What they save goes into a purse, and a small part of the time that passes; what they lose, and
+    asking for them, goes out of it. Nothing is asked while it is empty, so that the small part is all that can be lost.
+
+    A model that drafts first computes the tokens by which it lags behind. What that takes is learnt apart.
     """
 
-    peeks: bool = True
     times: StepTimes = field(default_factory=StepTimes)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _purse_s: float | None = None
@@ -240,7 +248,8 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
-    _peeked: dict[int, list[float]] = field(default_factory=dict[int, list[float]])  # the survivals seen last
+    _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
+    _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -260,37 +269,70 @@ class DraftControl:
 
     def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
-        if self.peeks and not self._awake:
-            return True
-        return self._is_empty or self._num_asked >= self._max_asked or not self.times.knows(num_decodes, 0)
+        asks = self._awake and not self._is_empty and self._num_asked < self._max_asked
+        return not asks or not self.times.knows(num_decodes, 0)
 
     def is_peek(self, num_decodes: int, num_steps: int) -> bool:
         """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
         every = PEEK_STEPS if self._is_promising and num_decodes <= FEW else RARE_PEEK_STEPS
-        return self.peeks and num_steps >= every
+        return num_steps >= every
 
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
-        return num_decodes <= FEW or not self.peeks or seq_id in self._peeked
+        return num_decodes <= FEW or seq_id in self._peeked
 
-    def peek(self, seq_id: int, survival: list[float], num_decodes: int, room: int) -> None:
-        """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay."""
+    def worth(self, lag: int, num_decodes: int, num_tokens: int) -> float:
+        """Return what is left of a draft's gain where a model first catches up with `lag` tokens, which has to pay over
+        the sequence's `num_tokens` to come."""
+        return max(1 - self._catch_up_takes(lag) * num_decodes / min(num_tokens, GOES_ON_TOKENS), 0.0)
+
+    def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
+        """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
+        at rest is as long as the trial."""
+        is_due = num_steps * PURSE_SHARE >= TRIAL_TAKES + self._catch_up_takes(lag)
+        is_due = is_due or self.acceptance.is_new(kind)
+        self._awake = is_due and self._can_pay(num_decodes, lag)
+        return self._awake
+
+    def _can_pay(self, num_decodes: int, lag: int) -> bool:
+        """Tell whether the purse has what catching up takes."""
+        if self._is_empty or not self.times.knows(num_decodes, 0):
+            return False
+        least_s = self._catch_up_takes(lag) * self.times.plain_s(num_decodes)
+        return self._purse_s is None or self._purse_s >= least_s
+
+    def _catch_up_takes(self, lag: int) -> float:
+        """Return how many steps without drafts the catching up takes."""
+        return lag * self._catch_up.share if lag > MAX_LAG and self._catch_up.is_known else 0.0
+
+    def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int = 0) -> None:
+        """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay.
+
+        `lag` is what a model first catches up with.
+        """
         self._is_promising = sum(survival) > PROMISING_TOKENS
         if not self._is_promising:
             self._peeked.pop(seq_id, None)
             return
         self._peeked[seq_id] = survival
-        if not self._is_empty and self.times.knows(num_decodes, 0):
+        if self._can_pay(num_decodes, lag):
             enters = self.times.ratio(num_decodes, BETWEEN) - 1
             self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
 
     def step(
-        self, num_decodes: int, extra: int, gained: int, seconds: float, asking_s: float | None, num_steps: int = 1
+        self,
+        num_decodes: int,
+        extra: int,
+        gained: int,
+        seconds: float,
+        asking_s: float | None,
+        num_steps: int = 1,
+        lag: int = 0,
     ) -> None:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
-        `num_steps` that are alike it is the median.
+        `num_steps` that are alike it is the median. `lag` tokens were computed for drafts beside the newest ones.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -304,16 +346,20 @@ class DraftControl:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
-        self.times.observe(num_decodes, kind, seconds)
+        if lag <= MAX_LAG:
+            self.times.observe(num_decodes, kind, seconds)
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
+        if lag > MAX_LAG:
+            self._catch_up.observe(max(seconds / step_s - self.times.ratio(num_decodes, kind), 1e-6) / lag)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps
-        if self.times.knows(num_decodes, kind):
+        if self.times.knows(num_decodes, kind) and (lag <= MAX_LAG or self._catch_up.is_known):
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
             takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
+            takes += self._catch_up_takes(lag)
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
         purse_s = (PURSE_STEPS * step_s if self._purse_s is None else self._purse_s) + saved_s
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)

@@ -222,6 +222,8 @@ class OverlappedExecutor(InlineExecutor):
             self._forget()
             raise
         self._samples = result.samples
+        if self._queued and result.taps:  # the next step computes in their memory
+            result = result._replace(taps=[tap_TH.copy() for tap_TH in result.taps])
         self._start_next()
         return result
 

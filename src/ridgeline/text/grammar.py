@@ -58,6 +58,10 @@ class GrammarState:
         end = next((i for i, token_id in enumerate(token_ids) if token_id in self._eos_ids), len(token_ids))
         return token_ids[: self._matcher.validate_tokens(list(token_ids[:end]))]
 
+    def forced(self) -> Sequence[int]:
+        """Return the next tokens as far as each alone is allowed."""
+        return self._matcher.compute_ff_tokens()
+
     def masks(self, draft: Sequence[int]) -> list[Mask]:
         """Return what may follow the known tokens, and what each of `draft` behind them, all of which fit."""
         masks = [self.mask()]

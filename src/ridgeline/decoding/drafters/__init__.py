@@ -80,6 +80,10 @@ class Drafter(Protocol):
         """Return how many tokens may be asked for, at most; 0 where the model cannot draft for the sequence."""
         ...
 
+    def lag(self, view: SequenceView) -> int:
+        """Return how many known tokens are computed before the newest one, at most, where a draft is asked for."""
+        ...
+
     def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
         """Take in the target's last step and what now runs; the step's arrays are good until the next one."""
         ...

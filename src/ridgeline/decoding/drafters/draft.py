@@ -69,6 +69,11 @@ class DraftModel:
             return 0
         return max(self._companion.max_model_len - len(view.token_ids) + 1, 0)  # the last one is never computed
 
+    def lag(self, view: SequenceView) -> int:
+        resident = self._residents.get(view.seq_id)
+        done = resident.num_computed + len(resident.drafted) if resident else 0
+        return max(len(self._text(view)) - done - 1, 0)
+
     def observe(self, running: Sequence[SequenceView], plan: step.StepPlan, result: step.StepResult) -> None:
         """Do nothing: the text says it all."""
 

@@ -82,7 +82,8 @@ class Eagle(DraftModel):
         return hidden
 
     def _text(self, view: SequenceView) -> Sequence[int]:
-        return view.token_ids[self._hidden[view.seq_id].begin + 1 :]
+        hidden = self._hidden.get(view.seq_id)
+        return () if hidden is None else view.token_ids[hidden.begin + 1 :]
 
     def _features(self, spans: Sequence[Span]) -> Vectors:
         parts: list[Vectors] = []

@@ -43,6 +43,9 @@ class Medusa:
     def max_tokens(self, view: SequenceView) -> int:
         return MAX_NODES if self._companion.branches else self._companion.num_heads
 
+    def lag(self, view: SequenceView) -> int:
+        return 0
+
     def survival(self, view: SequenceView, num_tokens: int) -> Sequence[float]:
         return [chance for chance, _ in self._likeliest(num_tokens)]
 

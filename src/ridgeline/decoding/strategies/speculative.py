@@ -10,15 +10,14 @@ Called by the scheduler.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import DraftControl
-from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, TreeDrafter, build_drafter
+from ridgeline.decoding.draft_control import PEEK_STEPS, RARE_PEEK_STEPS, DraftControl
+from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
+from ridgeline.decoding.model_drafts import Guess, ModelDrafts
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
@@ -27,11 +26,9 @@ from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after,
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.spec.spec import DecoderSpec
 
+FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
-MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
-
-log = get_logger("engine")
 
 
 def build(
@@ -39,8 +36,8 @@ def build(
 ) -> "Speculative":
     """Build the strategy; `companion` is a drafter's model. Behind recurrent states, drafted tokens are `logged`."""
     given = config.speculation
-    control = DraftControl(peeks=given.drafter is None) if given.adaptive_speculation else None
-    names = dict.fromkeys((ON_REQUEST, *given.proposers()))
+    control = DraftControl() if given.adaptive_speculation else None
+    names = dict.fromkeys(sorted((ON_REQUEST, *given.proposers()), key=FORCED.__ne__))  # that one first
     hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
     drafter = None
     if given.drafter is not None:
@@ -50,17 +47,7 @@ def build(
     asked: list[str] = [given.rejection_sample_method]
     asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
     rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
-    reads_hidden = companion is not None and companion.fold is not None
-    return Speculative(hosts, most, control, clock, drafter, rules=rules, reads_hidden=reads_hidden)
-
-
-class _Guess(NamedTuple):
-    """A draft that may be made or shortened, by what says how far it can be trusted."""
-
-    kind: tuple[str, int]
-    num_tokens: int
-    survival: Sequence[float] = ()  # of a tree's tokens, where that is known better than by its kind
-    depth: int = 0  # of a tree that is verified whole or not at all
+    return Speculative(hosts, most, control, clock, drafter, rules=rules)
 
 
 class Speculative(Autoregressive):
@@ -69,7 +56,7 @@ class Speculative(Autoregressive):
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
     The `drafter`, with its name, drafts for the sequences of which nobody has a guess. What a request's own random
     numbers do not decide, as it has no seed, is verified by `rules` of `decoding/rejection.py`: `reject` and `block`
-    for the drafter's tokens, `typical` for all. A drafter that `reads_hidden` states sees a step's before the next one.
+    for the drafter's tokens, `typical` for all.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
@@ -86,14 +73,11 @@ class Speculative(Autoregressive):
         drafter: tuple[str, Drafter] | None = None,
         *,
         rules: Collection[str] = (),
-        reads_hidden: bool = False,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
-        self._method, self._drafter = drafter or ("", None)
-        self._trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
-        self._rules, self._reads_hidden = rules, reads_hidden
-        self._failures = 0  # of the drafter, in a row
+        self._model = ModelDrafts(*drafter) if drafter is not None else None
+        self._rules = rules
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
         self._control = control
@@ -102,13 +86,14 @@ class Speculative(Autoregressive):
         self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
-        self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
         self._running: Sequence[SequenceView] = ()  # as it was given last
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
+        self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
+        self._lag = 0  # tokens that it catches up with in this step
 
     @property
     def one_token(self) -> bool:
@@ -117,25 +102,20 @@ class Speculative(Autoregressive):
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
         plain = self._control is not None and self._control.rests(len(running))
-        return not self._reads_hidden and (plain or not self._any_asks(running))
+        return plain or not self._any_asks(running)
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
         self._drafts.clear()
-        if self._last is not None and self._drafter is not None:
-            (plan, result), self._last = self._last, None
-            try:
-                self._drafter.observe(running, plan, result)
-            except Exception:
-                self._failures = MAX_FAILURES
-                log.exception("hidden states could not be taken in, and what drafts from them is left alone")
+        if self._model is not None:
+            self._model.take_in(running)
         if not self._any_asks(running):
             self._window.stop()
             return
         window, control, count = self._window, self._control, len(running)
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
-            self._num_unseen += 1
+            self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
             if window.num_landed and control.is_peek(count, self._num_unseen):
                 self._peek(control, running, _budget(running, room))
             if window.num_landed < control.window_steps:
@@ -144,9 +124,10 @@ class Speculative(Autoregressive):
         now_s = self._clock()
         if control is not None and window.shape is not None:
             step_s = window.step_s(now_s)
-            control.step(*window.shape, self._num_right, step_s, self._asking_s, window.num_landed)
+            control.step(*window.shape, self._num_right, step_s, self._asking_s, window.num_landed, self._lag)
         window.restart(now_s)
-        self._asking_s, self._num_right = None, 0
+        self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
+        self._asking_s, self._num_right, self._lag = None, 0, 0
         rests = rests or (control is not None and control.rests(count))
         if not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
@@ -155,28 +136,37 @@ class Speculative(Autoregressive):
         """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
         self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
         view = running[self._num_peeks % len(running)]
-        survival: list[float] = []
+        survival: Sequence[float] = ()
+        guess, model = None, self._model
         if (draft := self._propose(view)) is not None:
             self._set_aside(view, draft)
             survival = self._survival(control, view, draft)
-        control.peek(view.seq_id, survival, len(running), budget)
+        elif model is not None and (most := model.most(view, self._room(view))) > 0:
+            guess = model.guess(view, most, control, len(running))
+            survival = guess.survival
+            self._num_unseen = 0 if guess.kind[1] else PEEK_STEPS - RARE_PEEK_STEPS
+        lag = model.drafter.lag(view) if model is not None and guess is not None else 0
+        control.peek(view.seq_id, survival, len(running), budget, lag)
+        if model is not None and guess is not None and control.rests(len(running)):
+            lag = min(map(model.drafter.lag, running))
+            self._tries = control.tries(len(running), self._num_rested, lag, guess.kind)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
         began_s, drafts = self._clock(), dict[int, Draft]()
         unguessed: dict[int, DraftRequest] = {}
-        control, count = self._control, len(running)
+        control, count, model = self._control, len(running), self._model
         for view in running:
-            if control is not None and not control.is_worth_asking(view.seq_id, count):
+            if not (control is None or self._tries or control.is_worth_asking(view.seq_id, count)):
                 continue
             if (draft := self._propose(view)) is not None:
                 drafts[view.seq_id] = draft
-            elif (num_tokens := self._max_by_drafter(view)) > 0:
+            elif model is not None and (num_tokens := model.most(view, self._room(view))) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
-        guesses = {key: _Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
-        trees = self._trees
+        guesses = {key: Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
         for key, (view, most, _) in unguessed.items():
-            guesses[key] = _Guess((self._method, 0), most, trees.survival(view, most) if trees is not None else ())
+            assert model is not None, "without a drafter nobody asks it"
+            guesses[key] = model.guess(view, most, control, count)
         lengths = self._lengths(guesses, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
@@ -185,14 +175,17 @@ class Speculative(Autoregressive):
                 else:
                     self._set_aside(view, draft)
         self._asking_s = self._clock() - began_s
-        if unguessed and self._drafter is not None:
+        if unguessed and model is not None:
             asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
             self._num_rounds += 1
-            if self._control is not None and self._num_rounds % PROBE_ROUNDS == 0:  # nothing is learnt of no draft
-                self._lengthen(asked, unguessed)
+            if self._tries or (control is not None and asked and self._num_rounds % PROBE_ROUNDS == 0):
+                model.lengthen(asked, unguessed)  # nothing is learnt of no draft
             if asked:
-                for key, found in self._drafted(self._drafter, asked, max_catch_up).items():
-                    self._drafts[key] = Draft(found.token_ids, 0, self._method, found.weights, found.parents)
+                self._lag = min(sum(model.drafter.lag(request.view) for request in asked), max_catch_up)
+                self._num_rested = 0
+                for key, found in model.draft(asked, max_catch_up).items():
+                    kind = guesses[key].kind
+                    self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -252,7 +245,8 @@ class Speculative(Autoregressive):
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
-        self._last = (plan, result) if result.taps else None
+        if self._model is not None:
+            self._model.observe(plan, result)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             num_spans = len(plan.spans)
@@ -262,8 +256,8 @@ class Speculative(Autoregressive):
         self._unverified.pop(view.seq_id, None)
         for proposer in self._proposers.values():
             proposer.forget(view)
-        if self._drafter is not None:
-            self._drafter.forget(view)
+        if self._model is not None:
+            self._model.forget(view)
         if self._control is not None:
             self._control.forget(view.seq_id)
 
@@ -283,7 +277,7 @@ class Speculative(Autoregressive):
             if (draft := proposer.propose(view, room)) is None:
                 continue
             draft = draft._replace(method=name)
-            if self._control is None or len(self._proposers) == 1:
+            if self._control is None or len(self._proposers) == 1 or name == FORCED:
                 return draft
             gain = sum(self._survival(self._control, view, draft))
             better, worse = (draft, best) if gain > best_gain else (best, draft)
@@ -331,34 +325,6 @@ class Speculative(Autoregressive):
         params = view.request.params
         return rule in self._rules and params.seed is None and not params.greedy and view.grammar is None
 
-    def _lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
-        """Ask for one token more: of the first that may have one, or of the shortest sequence where none is asked."""
-        for index, request in enumerate(asked):
-            if request.num_tokens < most[request.view.seq_id].num_tokens:
-                asked[index] = request._replace(num_tokens=request.num_tokens + 1)
-                return
-        if not asked:
-            asked.append(min(most.values(), key=lambda r: len(r.view.token_ids))._replace(num_tokens=1))
-
-    def _max_by_drafter(self, view: SequenceView) -> int:
-        if self._drafter is None or self._failures >= MAX_FAILURES:
-            return 0
-        return min(self._room(view), self._drafter.max_tokens(view))
-
-    def _drafted(self, drafter: Drafter, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
-        """Return the drafter's drafts; none where it fails: sequences then go on without."""
-        try:
-            drafts = drafter.draft(asked, max_catch_up)
-        except Exception:
-            self._failures += 1
-            ends = ", and it is left alone" if self._failures == MAX_FAILURES else ""
-            log.exception("%d sequences go on without drafts, which could not be made%s", len(asked), ends)
-            for request in asked:
-                drafter.forget(request.view)
-            return {}
-        self._failures = 0
-        return drafts
-
     def _learn_in_hindsight(self, view: SequenceView) -> None:
         """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
         if self._control is None or (unverified := self._unverified.get(view.seq_id)) is None:
@@ -372,7 +338,7 @@ class Speculative(Autoregressive):
             right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
             self._control.acceptance.observe(view.seq_id, draft.kind, len(came), right)
 
-    def _lengths(self, guesses: dict[int, "_Guess"], num_decodes: int, budget: int) -> dict[int, int]:
+    def _lengths(self, guesses: dict[int, Guess], num_decodes: int, budget: int) -> dict[int, int]:
         """Return how many tokens of each guess pay and fit into `budget` tokens, by sequence, where there are any."""
         if self._control is not None:
             acceptance = self._control.acceptance

@@ -54,7 +54,7 @@ class GgufWriter:
             raise ConfigError(f"{folder.name} is {name} in {self._dtype}, which is not written as GGUF; {known}")
         self._stored = {
             item.rename.source.replace("{i}", str(layer)): (target, item)
-            for item in gguf.tensors(name, self._spec)
+            for item in gguf.tensors(name)
             for layer in range(0 if item.rename.experts or item.rename.targets[1:] else len(self._spec.layers))
             if (target := item.rename.targets[0].replace("{i}", str(layer))) in self._program.weights
         }

@@ -1,0 +1,103 @@
+"""What a strategy knows of the drafter that it asks: how far its drafts can be trusted, and whether it still works.
+No clock, no torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ridgeline.core.log import get_logger
+from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.decoding.draft_control import DEAR_TRUST, DraftControl
+from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDrafter
+from ridgeline.decoding.proposers.ngram import Ngram
+from ridgeline.decoding.strategy import SequenceView
+
+MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
+REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
+
+log = get_logger("engine")
+
+
+class Guess(NamedTuple):
+    """A draft that may be made or shortened, by what says how far it can be trusted."""
+
+    kind: tuple[str, int]
+    num_tokens: int
+    survival: Sequence[float] = ()  # of a tree's tokens, where that is known better than by its kind
+    depth: int = 0  # of a tree that is verified whole or not at all
+
+
+class ModelDrafts:
+    """Asks `drafter`, called `method`, and leaves it alone where it fails.
+
+    How far a draft is right is learnt by how far the text repeats itself, since small models are best at that.
+    """
+
+    def __init__(self, method: str, drafter: Drafter) -> None:
+        self.method, self.drafter = method, drafter
+        self.failures = 0  # in a row
+        self._trees = drafter if isinstance(drafter, TreeDrafter) else None
+        self._repeats = Ngram(REPEATED, MAX_REPEATED)
+        self._unseen: list[tuple[StepPlan, StepResult]] = []  # with hidden states that are not taken in yet
+
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep a step's hidden states for `take_in`."""
+        if result.taps:
+            self._unseen.append((plan, result))
+
+    def take_in(self, running: Sequence[SequenceView]) -> None:
+        """Have the drafter take in the hidden states of the steps that have landed."""
+        unseen, self._unseen = self._unseen, []
+        try:
+            for plan, result in unseen if self.failures < MAX_FAILURES else ():
+                self.drafter.observe(running, plan, result)
+        except Exception:
+            self.failures = MAX_FAILURES
+            log.exception("hidden states could not be taken in, and what drafts from them is left alone")
+
+    def most(self, view: SequenceView, room: int) -> int:
+        """Return how many tokens a draft may have that has room for so many."""
+        return 0 if self.failures >= MAX_FAILURES else min(room, self.drafter.max_tokens(view))
+
+    def guess(self, view: SequenceView, most: int, control: DraftControl | None, num_decodes: int) -> Guess:
+        """Return what a draft of at most so many tokens may be, with what it is worth to `control`."""
+        if self._trees is not None:
+            guess = Guess((self.method, 0), most, self._trees.survival(view, most))
+        else:
+            repeated = self._repeats.propose(view, 1)
+            evidence = 0 if repeated is None else ((repeated.evidence + REPEATED) // REPEATED).bit_length()
+            guess = Guess((self.method, evidence), most)
+        if control is None:
+            return guess
+        of_sequence = view.seq_id, guess.kind, guess.num_tokens, DEAR_TRUST
+        survival = guess.survival or control.acceptance.survival(*of_sequence)
+        rest = view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
+        worth = control.worth(self.drafter.lag(view), num_decodes, rest)
+        return guess._replace(survival=[worth * chance for chance in survival])
+
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
+        """Return the drafter's drafts; none where it fails: sequences then go on without."""
+        try:
+            drafts = self.drafter.draft(asked, max_catch_up)
+        except Exception:
+            self.failures += 1
+            ends = ", and it is left alone" if self.failures == MAX_FAILURES else ""
+            log.exception("%d sequences go on without drafts, which could not be made%s", len(asked), ends)
+            for request in asked:
+                self.drafter.forget(request.view)
+            return {}
+        self.failures = 0
+        return drafts
+
+    def lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
+        """Ask for one token more: of the first that may have one, or of who lags least where none is asked."""
+        for index, request in enumerate(asked):
+            if request.num_tokens < most[request.view.seq_id].num_tokens:
+                asked[index] = request._replace(num_tokens=request.num_tokens + 1)
+                return
+        if not asked:
+            asked.append(min(most.values(), key=lambda each: self.drafter.lag(each.view))._replace(num_tokens=1))
+
+    def forget(self, view: SequenceView) -> None:
+        """Forget the sequence: it has ended."""
+        self._repeats.forget(view)
+        self.drafter.forget(view)

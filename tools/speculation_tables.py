@@ -1,0 +1,119 @@
+"""Write the tables of docs/performance.md about drafts, from the results in benchmarks/results.
+
+Usage: python tools/speculation_tables.py [--write]. Without --write it prints the tables; a test holds the page to them.
+Where several results measured the same of the same model on the same machine, the newest one counts. Every result has
+its place, wins and losses alike.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- speculation: python tools/speculation_tables.py --write -->\n", "<!-- end of speculation -->\n"
+
+Cell = dict[str, Any]
+Key = tuple[object, ...]
+
+
+def newest(pattern: str, key: Callable[[Cell], Key]) -> Iterator[tuple[Cell, str, str, str]]:
+    """Yield the newest cell of every machine, model and `key`, with these two and a link to its result."""
+    found: dict[Key, tuple[str, Cell, str, str, str]] = {}
+    for path in sorted(RESULTS.rglob(pattern)):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        link = f"[{result['created_utc'][:10]}]({(Path('..') / path.relative_to(ROOT)).as_posix()})"
+        for cell in result["cells"]:
+            place = (path.parent.name, result["model"], json.dumps(result.get("options", {})), *key(cell))
+            if place not in found or found[place][0] < result["created_utc"]:
+                found[place] = result["created_utc"], cell, path.parent.name, result["model"], link
+    for _, (_, *rest) in sorted(found.items(), key=lambda each: str(each[0])):
+        yield rest[0], rest[1], rest[2], rest[3]
+
+
+def speeds() -> str:
+    """Return the table of speed-ups: drafts over none, in pairs."""
+    rows = ["| machine | model | domain | batch | T | drafts | with over without | outside loops | in loops | result |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|")
+    found = newest("*-speculation-*.json", lambda c: _measured(c, "domain", "batch", "temperature", "speculate"))
+    for cell, machine, model, link in found:
+        if "speedup" in cell:
+            outside = _figure(cell["speedup_outside_loops"]) if cell["speedup_outside_loops"] else "none"
+            place = f"`{machine}` | {model} | {cell['domain']} | {cell['batch']} | {cell['temperature']:g}"
+            what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {cell['share_in_loops']:.0%}"
+            rows.append(f"| {place} | {what} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
+def acceptance() -> str:
+    """Return the table of acceptance by position."""
+    rows = ["| model | drafts | domain | T | text | drafts made | 1st | 2nd | 3rd | 4th | result |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|---|")
+    for cell, _, model, link in newest(
+        "*-acceptance-*.json", lambda c: _measured(c, "speculate", "domain", "temperature", "in_loops")
+    ):
+        places = zip(cell["acceptance"][:4], cell["num_drafted"][:4], strict=True)
+        shares = [f"{share:.2f}" if made >= 20 else "" for share, made in places]
+        text = "in loops" if cell["in_loops"] else "outside"
+        what = f"{model} | `{cell['speculate']}` | {cell['domain']} | {cell['temperature']:g} | {text}"
+        rows.append(f"| {what} | {cell['num_drafted'][0]:,} | {' | '.join(shares)} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
+def rounds() -> str:
+    """Return the table of drafts with a chosen acceptance: what formulas say of a round, and what was measured."""
+    rows = ["| model | weights | batch | k | α | tokens, exact | kα + 1 | predicted | measured | result |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|")
+    for cell, _, model, link in newest(
+        "*-speculation-oracle-*.json", lambda c: _measured(c, "format", "batch", "length", "acceptance")
+    ):
+        share, length = cell["accepted_share"], cell["length"]
+        exact = sum(share**place for place in range(length + 1))
+        speed = f"{cell['predicted']:.2f} | {median(cell['measured']):.2f}"
+        place = f"{model} | {cell['format']} | {cell['batch']} | {length} | {share:.2f}"
+        rows.append(f"| {place} | {exact:.2f} | {length * share + 1:.2f} | {speed} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
+def _measured(cell: Cell, *names: str) -> Key:
+    return tuple(cell.get(name) for name in names)
+
+
+def _figure(figure: Cell) -> str:
+    low, high = figure["interval"] or (figure["low"], figure["high"])
+    return f"{figure['median']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def tables() -> str:
+    """Return all tables, each behind its heading."""
+    parts = {
+        "### With drafts over without": speeds(),
+        "### Acceptance by position": acceptance(),
+        "### Formula and measurement": rounds(),
+    }
+    return "\n".join(f"{heading}\n\n{table}" for heading, table in parts.items())
+
+
+def updated(text: str) -> str:
+    """Return `text` with the tables between its marks replaced."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + tables() + END + after
+
+
+def main() -> None:
+    """Print the tables, or write them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    if parser.parse_args().write:
+        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(tables(), end="")
+
+
+if __name__ == "__main__":
+    main()
