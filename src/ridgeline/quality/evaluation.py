@@ -9,6 +9,7 @@ import msgspec
 from ridgeline import __version__
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import write_whole
 from ridgeline.quality.code import CodeComparison
 from ridgeline.quality.comparison import Comparison, Level, compare
 from ridgeline.quality.scorer import Scorer
@@ -106,9 +107,8 @@ def evaluate(
 def write_quality(folder: Path, evaluation: Evaluation, method: Mapping[str, object]) -> Path:
     """Write an evaluation beside the weights that it is about, whole or not at all, with how these were made."""
     document = {"method": method, **msgspec.to_builtins(evaluation)}
-    partial = folder / (QUALITY_FILE + ".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    return partial.replace(folder / QUALITY_FILE)
+    write_whole(folder / QUALITY_FILE, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    return folder / QUALITY_FILE
 
 
 def _side(scorer: Scorer) -> Side:
