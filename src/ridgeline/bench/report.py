@@ -3,7 +3,6 @@
 Called by the command line and scripts. Fields are only added within a schema version; a changed meaning raises it.
 """
 
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from ridgeline.bench.metrics import COLUMNS, Distribution, Latencies, Results, S
 from ridgeline.bench.record import RequestRecord
 from ridgeline.bench.workloads import WorkloadFacts
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import write_whole
 
 SCHEMA_VERSION = 1
 
@@ -70,10 +70,7 @@ def result_path(root: Path, report: Report) -> Path:
 def write_report(path: Path, report: Report) -> None:
     """Write JSON, whole or not at all. Raises ConfigError when the folder cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-        partial.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write the result to {path}: {error}") from None
 

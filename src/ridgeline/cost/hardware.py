@@ -3,10 +3,7 @@
 A ceiling is the 90th percentile of repeated readings: no single lucky one, and what the machine does if left alone.
 """
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.errors import RidgelineError
+from ridgeline.core.files import write_whole
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
 from ridgeline.cost.efficiency import VERSION as CALIBRATION_VERSION
@@ -250,14 +248,5 @@ def _read(machine: Machine) -> _Cached:
 
 def _write(cached: _Cached) -> Path:
     path = cache_path(cached.machine)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(cached)))
-        Path(temporary).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(cached)))
     return path

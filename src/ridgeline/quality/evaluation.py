@@ -9,6 +9,7 @@ import msgspec
 from ridgeline import __version__
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import write_whole
 from ridgeline.quality.code import CodeComparison
 from ridgeline.quality.comparison import Comparison, Level, compare
 from ridgeline.quality.scorer import Scorer
@@ -131,9 +132,7 @@ def write_quality(model: Path, found: Mapping[str, object]) -> None:
     """Store what was found of a model beside its weights, in place of what was found before, whole or not at all."""
     path = quality_path(model)
     document = {**(read_json_object(path) if path.exists() else {}), **found}
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    partial.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 def _side(scorer: Scorer) -> Side:

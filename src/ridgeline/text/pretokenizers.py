@@ -6,7 +6,7 @@ The table is pretokenizers.toml. What a pattern matches is a piece, and so is wh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.core.tables import read_toml
+from ridgeline.core.files import read_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.tables import read_toml
+from ridgeline.core.files import read_toml
 from ridgeline.spec.gguf.common import (
     FACTOR_TENSORS,
     Shapes,

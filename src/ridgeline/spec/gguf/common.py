@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.tables import read_toml
+from ridgeline.core.files import read_toml
 from ridgeline.spec.common import MAX_LAYERS, head_size
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import Rename

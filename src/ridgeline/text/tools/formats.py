@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.tables import read_toml
+from ridgeline.core.files import read_toml
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.:-]+)")

@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.core.dtypes import Array, assign
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.tables import read_toml
+from ridgeline.core.files import read_toml
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import WHOLE, Checkpoint, TensorEntry, take_ranges

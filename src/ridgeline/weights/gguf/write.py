@@ -17,6 +17,7 @@ from ridgeline.program.lower import lower
 from ridgeline.quant.stored import StoredFormat
 from ridgeline.spec import gguf
 from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import GroupedQueryAttention
 from ridgeline.text.gguf import metadata_of_tokenizer
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.gguf.reader import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, STRING, VERSIONS
@@ -47,6 +48,8 @@ class GgufWriter:
         self._folder, config = folder, folder.config
         self._spec = read_spec(config)
         self._program = lower(self._spec)
+        mixer = self._spec.layers[0].mixer
+        self._head_dim = mixer.head_dim if isinstance(mixer, GroupedQueryAttention) else 0
         self._dtype = str(config.get("dtype", config.get("torch_dtype")) or "float32")
         name = self._spec.model_type
         if name not in ARCHITECTURES or self._dtype not in NAMES:
@@ -106,7 +109,7 @@ class GgufWriter:
         with partial.open("wb") as file:
             file.write(head + bytes(-len(head) % DEFAULT_ALIGNMENT))
             for source, (target, item) in self._stored.items():
-                data = _bytes_of(weights, target, kinds[source], item.paired_rows)
+                data = _bytes_of(weights, target, kinds[source], self._head_dim if item.change else 0)
                 file.write(data + bytes(-len(data) % DEFAULT_ALIGNMENT))
         partial.replace(path)
 
