@@ -169,7 +169,8 @@ def ablate(
     config: EngineConfig,
     workload: WorkloadOption = "fixed:num_requests=16,input_tokens=128,output_tokens=32",
     techniques: Annotated[
-        str, typer.Option(help="Of native, kv_cache, batching, continuous, chunked, prefix, int8, int4, speculation.")
+        str,
+        typer.Option(help="Switch native, kv_cache, batching, continuous, chunked, prefix, int8, int4, speculation."),
     ] = "kv_cache,batching,continuous,prefix,int8",
     all_subsets: Annotated[
         bool, typer.Option("--all-subsets", help="Measure every feasible subset, for Shapley values.")
@@ -178,7 +179,7 @@ def ablate(
     name: Name = "ablate",
     out: Out = None,
 ) -> None:
-    """Dissect a speed-up: what each technique is worth behind those before it, and what the whole loses without it."""
+    """Measure what each technique of a speed-up is worth behind those before it, and what is lost without it."""
     from ridgeline.bench.ablate import ablate as dissect
     from ridgeline.bench.report import numbers_table
     from ridgeline.bench.workloads import parse_workload
