@@ -164,6 +164,46 @@ def latency(
     _save(console, out, report)
 
 
+@bench.command()
+@ENGINE_ONLY
+def ablate(
+    config: EngineConfig,
+    workload: WorkloadOption = "fixed:num_requests=16,input_tokens=128,output_tokens=32",
+    techniques: Annotated[
+        str,
+        typer.Option(help="Switch native, kv_cache, batching, continuous, chunked, prefix, int8, int4, speculation."),
+    ] = "kv_cache,batching,continuous,prefix,int8",
+    all_subsets: Annotated[
+        bool, typer.Option("--all-subsets", help="Measure every feasible subset, for Shapley values.")
+    ] = False,
+    repeats: Repeats = 3,
+    name: Name = "ablate",
+    out: Out = None,
+) -> None:
+    """Measure what each technique of a speed-up is worth behind those before it, and what is lost without it."""
+    from ridgeline.bench.ablate import ablate as dissect
+    from ridgeline.bench.report import numbers_table
+    from ridgeline.bench.workloads import parse_workload
+
+    console = Console()
+
+    def on_run(techniques: frozenset[str], rate: float) -> None:
+        console.print(f"{' '.join(sorted(techniques)) or 'nothing'}: {rate:,.1f} tokens/s", highlight=False)
+
+    wanted, kind = [each.strip() for each in techniques.split(",") if each.strip()], parse_workload(workload)
+    report = dissect(config, kind, wanted, name=name, repeats=repeats, all_subsets=all_subsets, on_run=on_run)
+    total = report.total
+    title = f"{total.median:.1f} times as fast as nothing of it ({total.min:.1f} to {total.max:.1f})"
+    table = numbers_table(title, "", "sequential", "range", "marginal", "Shapley", "outputs")
+    for each in report.contributions:
+        one = each.sequential
+        shapley = "" if each.shapley is None else f"{each.shapley:.2f}×"
+        cells = f"{one.median:.2f}×", f"{one.min:.2f} to {one.max:.2f}", f"{each.marginal:.2f}×", shapley
+        table.add_row(each.words, *cells, "others" if each.is_lossy else "the same")
+    console.print(table)
+    _save(console, out, report)
+
+
 def _save(console: Console, out: Path | None, report: "Report") -> None:
     from ridgeline.bench.report import save_report
 

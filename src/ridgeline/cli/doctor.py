@@ -1,7 +1,8 @@
 """Say what makes an engine slow, which option to change, and what that would gain."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,7 @@ def doctor(
     request: Annotated[
         list[int] | None, typer.Option(help="Follow a sequence instead, by its number; may be given several times.")
     ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.", metavar="OUT")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Examine the journal of an engine: the machine, then batching, KV memory and precision.
@@ -22,7 +24,11 @@ def doctor(
     from ridgeline.engine.recording import read_recording
     from ridgeline.explain.diagnosis import doctor as diagnose
     from ridgeline.explain.lives import life
+    from ridgeline.explain.tracing import trace as traced
 
+    if trace is not None:
+        _write(trace, traced(journal))
+        return
     if request:
         recording = read_recording(journal)
         lives = [life(recording, number) for number in request]
@@ -38,3 +44,16 @@ def doctor(
             typer.echo(f"{area:10} {severity:4}" + (f" {sentence}: {evidence} → {flag}: {gain}" if sentence else ""))
     if any(each.severity == "FIX" for each in found.findings):
         raise typer.Exit(1)
+
+
+def _write(out: Path, found: Mapping[str, Any]) -> None:
+    """Write a trace. Raises ConfigError where that cannot be."""
+    import msgspec
+
+    from ridgeline.core.errors import ConfigError
+
+    try:
+        out.write_bytes(msgspec.json.encode(found))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    typer.echo(f"{len(found['traceEvents']):,} events in {out}: open it at https://ui.perfetto.dev")

@@ -23,19 +23,15 @@ NAMES = {(ENGINE, 0): "engine", (ENGINE, MODEL): "steps", (ENGINE, LOOP): "loop"
 Event = dict[str, Any]
 
 
-def trace(journal: Recording | Path | str, last_s: float | None = None) -> Mapping[str, Any]:
-    """Return a journal as the trace of its last seconds, or all of them, beginning at 0 µs.
+def trace(journal: Recording | Path | str) -> Mapping[str, Any]:
+    """Return a journal as a trace that begins at 0 µs.
 
     Slices of a thread nest: what would overlap the next one is cut. Raises ConfigError for a journal that is broken.
     """
     recording = recording_of(journal)
     steps, outputs = recording.steps, recording.outputs
-    end_s = float((steps["start_s"] + steps["plan_s"] + steps["run_s"]).max())
-    if last_s is not None:
-        steps = steps[steps["start_s"] >= end_s - last_s]
-        outputs = outputs[outputs["arrival_s"] + outputs["latency_s"] >= end_s - last_s]
-    origin_s = min([*steps["start_s"][:1].tolist(), *outputs["arrival_s"].tolist()], default=end_s)
-    events = [*_steps(recording, steps, origin_s), *_requests(recording, outputs, origin_s)]
+    origin_s = min([*steps["start_s"][:1].tolist(), *outputs["arrival_s"].tolist()], default=0.0)
+    events = [*_steps(recording, origin_s), *_requests(recording, origin_s)]
     events.sort(key=lambda event: event["ts"])  # stable: what nests at one time stays in order
     meta = [
         {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name" if tid else "process_name", "args": {"name": name}}
@@ -54,12 +50,12 @@ def _slices(tid: int, slices: list[tuple[int, int, str, Event]]) -> Iterator[Eve
         yield {"ph": "X", "pid": ENGINE, "tid": tid, "name": name, "cat": "step", **times, "args": args}
 
 
-def _steps(recording: Recording, steps: np.ndarray[Any, Any], origin_s: float) -> Iterator[Event]:
+def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
     machine = _priced(recording)
     inside: list[tuple[int, int, str, Event]] = []
     beside: list[tuple[int, int, str, Event]] = []
     whole: list[tuple[int, int, str, Event]] = []
-    for step in steps:
+    for step in recording.steps:
         start, planned, ran, committed, rendered = (
             _ns(step["start_s"] + sum(step[name] for name in names), origin_s)
             for names in ((), *(("plan_s", "run_s", "commit_s", "render_s")[:n] for n in (1, 2, 3, 4)))
@@ -80,7 +76,7 @@ def _steps(recording: Recording, steps: np.ndarray[Any, Any], origin_s: float) -
         beside += [(start, planned, "plan", {}), (ran, committed, "commit", {}), (committed, rendered, "render", {})]
         at = {"ph": "C", "pid": ENGINE, "tid": 0, "ts": planned / 1e3}
         yield {**at, "name": "in the step", "args": {"sequences": counts["num_spans"], "tokens": counts["num_tokens"]}}
-        groups = range(sum(name.startswith("used_") for name in steps.dtype.names or ()))
+        groups = range(sum(name.startswith("used_") for name in step.dtype.names or ()))
         for group in groups:
             blocks = {state: int(step[f"{state}_{group}"]) for state in ("used", "cached", "free")}
             yield {**at, "name": f"KV blocks of group {group}", "args": blocks}
@@ -98,10 +94,10 @@ def _priced(recording: Recording) -> SimulatedMachine | None:
         return None
 
 
-def _requests(recording: Recording, outputs: np.ndarray[Any, Any], origin_s: float) -> Iterator[Event]:
+def _requests(recording: Recording, origin_s: float) -> Iterator[Event]:
     preempted = recording.decisions[recording.decisions["kind"] == KINDS.index("preempted")]
     starts_s = dict(zip(recording.steps["step"].tolist(), recording.steps["start_s"].tolist()))
-    for output in outputs:
+    for output in recording.outputs:
         seq_id, latency_s = int(output["seq_id"]), float(output["latency_s"])
         first_s = latency_s if np.isnan(output["ttft_s"]) else float(output["ttft_s"])
         ends_s = min(float(output["queue_s"]), first_s), first_s, latency_s

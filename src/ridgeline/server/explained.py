@@ -1,4 +1,4 @@
-"""What commands say of the engine: each runs in a process of its own, after all else here, one at a time.
+"""Run commands that look at the engine: each in a process of its own, after all else here, one at a time.
 
 A client may ask where the time of its own requests went, of the last ones, as long as the journal has their steps.
 """

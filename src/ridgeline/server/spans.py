@@ -93,7 +93,7 @@ def _times(timings: Timings) -> Mapping[str, float | None]:
     }
 
 
-def _explained(note: "RequestNote") -> Mapping[str, Any]:
+def _explained(note: "RequestNote") -> dict[str, Any]:
     """Return the explain record of the first output, where the request asked for it."""
     if not isinstance(note.explained, msgspec.Raw):
         return {}
