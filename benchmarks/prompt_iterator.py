@@ -2,8 +2,8 @@
 
 usage: python -m benchmarks.prompt_iterator [--prompts 1000000] [--model python-1m] [--out DIR]
 
-Each prompt is another one, made as it is drawn, and gets one token. Resident memory is noted where a hundredth, a tenth,
-half and all of them are done: a hundredth is as much as the prefix cache needs to be full.
+Each prompt is another one, made as it is drawn, and gets one token. Resident memory is noted where a hundredth, a
+tenth, half and all of them are done: a hundredth is as much as the prefix cache needs to be full.
 """
 
 import argparse
@@ -67,9 +67,7 @@ def measure(options: argparse.Namespace) -> IteratorReport:
 
 
 def show(report: IteratorReport) -> None:
-    print(
-        f"{report.prompts:,} prompts, {report.prompts_per_s:,.0f} a second; {report.before_bytes / 2**20:.0f} MiB before"
-    )
+    print(f"{report.prompts:,} prompts, {report.prompts_per_s:,.0f}/s; {report.before_bytes / 2**20:.0f} MiB before")
     for mark in report.marks:
         now, most = (size / 2**20 for size in (mark.rss_bytes, mark.peak_rss_bytes))
         print(f"{mark.prompts:>9,} done: {now:.1f} MiB, at most {most:.1f} so far")

@@ -230,7 +230,7 @@ def test_an_iterator_has_one_set_of_parameters(llm):
 
 
 def test_memory_does_not_grow_with_the_prompts_of_an_iterator(shared_data):
-    """Once the prefix cache is full: nothing is kept of a prompt that was read, not one of Python's blocks of memory."""
+    """Once the prefix cache is full: nothing is kept of a prompt that was read, not one block of Python's memory."""
     llm = LLM(str(shared_data / "models/stories260K"), num_threads=1, max_model_len=64, kv_cache_bytes=2**18)
     count = 800
     outputs = llm.generate(([5 + n % 500, 5 + n // 500] * 20 for n in range(4 * count)), SamplingParams(max_tokens=1))

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_the_image_runs_without_rights_and_knows_its_options(options: set[str]):
     for name in CACHES:
         assert re.search(rf"\b{name}=/cache", environment), "what is written lies on the volume"
     assert json.loads(found["VOLUME"][0]) == ["/cache"]
+    assert any(each.endswith('-c "import ridgeline._native"') for each in found["RUN"]), "no image without kernels"
     for copied in found["COPY"]:
         for path in copied.split()[:-1]:
             assert path.startswith(("--from=", "/usr/local/lib/")) or (REPO / path).exists(), path
@@ -132,6 +134,18 @@ def test_the_manifest_probes_what_is_there(objects: dict[str, dict], options: se
     assert labels == objects["Service"]["spec"]["selector"]
     assert labels == objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
     assert labels == objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+
+
+def test_the_manifest_is_of_the_schema_of_kubernetes():
+    command = shutil.which("kubernetes-validate", path=sysconfig.get_path("scripts")) or shutil.which(
+        "kubernetes-validate"
+    )
+    if command is None:
+        pytest.skip(
+            "NOT TESTED: deploy/kubernetes.yaml by its schema: pip install 'kubernetes-validate>=1.33' (108 MB)"
+        )
+    done = subprocess.run([command, "--strict", str(DEPLOY / "kubernetes.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0 and (done.stdout + done.stderr).count(" passed ") == 4, done.stdout + done.stderr
 
 
 def test_every_reason_of_an_alert_is_a_code_of_an_error():

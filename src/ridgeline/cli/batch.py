@@ -39,9 +39,7 @@ def batch(
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."
-        ),
+        typer.Option(metavar="FILE|NAME", help="Chat template: a Jinja file, or a name. Default: the model's own."),
     ] = None,
     max_line_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a line in bytes.")] = 2 * 2**20,
 ) -> None:

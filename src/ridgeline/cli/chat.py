@@ -35,9 +35,7 @@ def chat(
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."
-        ),
+        typer.Option(metavar="FILE|NAME", help="Chat template: a Jinja file, or a name. Default: the model's own."),
     ] = None,
 ) -> None:
     """Talk to a model in the terminal: one message in, one reply out.

@@ -17,7 +17,7 @@ class ServerSettings:
 
     served_model_names: tuple[str, ...] = option((), "Name of the model in the API; may be given several times.")
     chat_template: str | None = option(
-        None, "What makes prompts: a Jinja file, or a name. Default: the model's own.", metavar="FILE|NAME"
+        None, "Chat template: a Jinja file, or a name. Default: the model's own.", metavar="FILE|NAME"
     )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Show chat template and special tokens at /tokenizer_info, for clients that make prompts themselves."
