@@ -56,7 +56,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
         drafting |= {
             "rejection_sample_method": Choice("typical", "as asked; lossy: it changes what is sampled unseeded")
         }
-    choices = {"backend": why_backend, **plan.choices, **sizing.choices, **drafting}
+    choices = {**config.choices, "backend": why_backend, **plan.choices, **sizing.choices, **drafting}
     log_choices(choices)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled
