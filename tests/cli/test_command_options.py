@@ -23,6 +23,7 @@ from ridgeline.engine import build, thread_engine
 from ridgeline.engine import llm as llm_module
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.process import client as process_client
+from ridgeline.explain import start
 from ridgeline.server import app
 from ridgeline.server.settings import ServerSettings
 
@@ -144,6 +145,7 @@ def test_every_option_of_the_server_arrives(ridgeline, monkeypatch):
     arrived = []
     monkeypatch.setattr(thread_engine, "build_engine", lambda config, deliver: MagicMock(tokenizer=None))
     monkeypatch.setattr(process_client, "ProcessEngine", lambda config: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(start, "planned", lambda config, slos, left_open: config)  # for --slo
 
     def create_app(engine, tokenizer, settings):
         arrived.append(settings)

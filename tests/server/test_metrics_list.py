@@ -437,3 +437,36 @@ def test_stats_come_also_where_no_step_can_be_priced(known: bool, monkeypatch) -
         assert not scrape.values.get(("ridgeline_priced_steps_total",))
         assert "ridgeline_engine_process_cpu_seconds" not in scrape.families, "it has no process of its own"
         assert scrape("step_duration_seconds_count") > 0
+
+
+def test_the_board_has_what_grafana_s_dashboard_model_asks_for() -> None:
+    """https://grafana.com/docs/grafana/latest/dashboards/json-model/ in so far as it says what must be."""
+    board = json.loads((REPO / "deploy/grafana.json").read_text())
+    assert 8 <= len(board["uid"]) <= 40 and board["title"] and board["timezone"] in ("utc", "browser")
+    assert {
+        "tags",
+        "editable",
+        "panels",
+        "time",
+        "templating",
+        "annotations",
+        "refresh",
+        "schemaVersion",
+    } <= board.keys()
+    assert "id" not in board, "the database gives it"
+    panels, variables = board["panels"], {each["name"]: each for each in board["templating"]["list"]}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert {each["type"] for each in variables.values()} <= {"query", "datasource"}
+    units = {"s", "bytes", "Bps", "percentunit", "short", "flops", "watt", "hertz"}
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place.keys() == {"x", "y", "w", "h"} and place["w"] <= 24 and min(place.values()) >= 0
+        assert panel["title"] and panel["type"] in ("row", "timeseries")
+        if panel["type"] == "row":
+            assert place["w"] == 24 and place["h"] == 1 and panel["collapsed"] is False
+            continue
+        assert panel["fieldConfig"]["defaults"]["unit"] in units
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters and len(set(letters)) == len(letters), panel["title"]
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(panels)))
+    assert used == set(variables), "each variable is there and of use"

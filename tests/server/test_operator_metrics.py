@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,7 @@ from test_lora_updates import write_adapter
 from test_metrics_list import EqualCalibration, Scrape, priced_hardware
 
 from ridgeline.backends.probe import this_machine
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes
 from ridgeline.core.slo import parse_slos
@@ -334,6 +335,14 @@ def test_what_the_doctor_found_is_shown_while_it_is_new(monkeypatch: pytest.Monk
             assert scrape("doctor_finding", id=name, severity=severity) == pytest.approx(gain)
         monkeypatch.setattr(metrics, "FINDINGS_S", 0.0)
         assert not live.metric("ridgeline_doctor_finding")
+
+
+def test_what_was_chosen_before_the_start_is_told_with_its_reason() -> None:
+    config = replace(config_of(max_num_seqs=4), choices={"max_num_seqs": Choice("4", "--slo: why")})
+    with serving(ProcessEngine(config)) as live:
+        told = live.client.get("/explain/server").json()["choices"]["max_num_seqs"]
+        assert told == {"value": "4", "reason": "--slo: why"}
+        assert Scrape.of(live).values["ridgeline_choice_info", ("name", "max_num_seqs"), ("value", "4")] == 1
 
 
 # ---- the process and the machine

@@ -17,6 +17,7 @@ from ridgeline.core.log import LogFormat, set_up
 from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
+PLANNED = ("max_num_seqs", "max_num_batched_tokens")  # for --slo, where they are not given
 
 
 def _from_file(context: typer.Context, path: Path | None) -> None:
@@ -82,7 +83,13 @@ def serve(
         where, fix = (f"{host} port {port}", "--port") if uds is None else (uds, "--uds")
         typer.echo(f"ridgeline: cannot listen on {where}: {error}; choose another with {fix}", err=True)
         raise SystemExit(BIND_EXIT) from None
-    _serve(settings, config, listener, uds)
+    with listener:
+        config = config.served()
+        if settings.slos and (left_open := [name for name in PLANNED if context.params[name] is None]):
+            from ridgeline.explain.start import planned
+
+            config = planned(config, settings.slos, left_open)
+        _serve(settings, config, listener, uds)
 
 
 def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.socket, uds: str | None) -> NoReturn:
@@ -97,15 +104,14 @@ def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.sock
         from ridgeline.server.app import create_app
         from ridgeline.server.run import run
 
-    with listener:
-        engine = Engine(config.served())
-        app = create_app(engine, engine.tokenizer, settings)
-        names = ", ".join(app.state.service.model_names)
-        url = url_of(listener, tls=settings.tls_cert is not None)
-        try:
-            pages = "" if uds is not None else f"\nIn a browser: {url}/ui"
-            code = run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url}/v1{pages}"))
-        finally:
-            if uds is not None:
-                Path(uds).unlink(missing_ok=True)
-        raise SystemExit(code)
+    engine = Engine(config)
+    app = create_app(engine, engine.tokenizer, settings)
+    names = ", ".join(app.state.service.model_names)
+    url = url_of(listener, tls=settings.tls_cert is not None)
+    try:
+        pages = "" if uds is not None else f"\nIn a browser: {url}/ui"
+        code = run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url}/v1{pages}"))
+    finally:
+        if uds is not None:
+            Path(uds).unlink(missing_ok=True)
+    raise SystemExit(code)

@@ -204,6 +204,7 @@ class EngineConfig:
         0, "Adapters that a server may have, loaded as it runs. Default: those of --lora.", low=0, high=MAX_LORAS
     )
     max_lora_rank: int = option(16, "Rank of adapters that are loaded as a server runs.", low=1, high=1024)
+    choices: Mapping[str, Choice] = field(default_factory=dict[str, Choice])  # options that were chosen, not given
 
     def __post_init__(self) -> None:
         _check(self)

@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
         }
     measured = model.quality.described()
     quality = {} if measured is None else {"quality": measured}
-    choices = {"backend": why_backend, **plan.choices, **quality, **sizing.choices, **drafting}
+    choices = {**config.choices, "backend": why_backend, **plan.choices, **quality, **sizing.choices, **drafting}
     log_choices(choices)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled

@@ -91,7 +91,7 @@ class EngineStats:
 
 def by_adapter(requests: Iterable[Request]) -> Mapping[int, int]:
     """Count requests by the number of their adapter; those without are left out."""
-    return Counter(request.adapter for request in requests if request.adapter)
+    return Counter(each.adapter for each in {each.request_id: each for each in requests}.values() if each.adapter)
 
 
 class EngineClient(Protocol):

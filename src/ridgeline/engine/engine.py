@@ -10,7 +10,7 @@ from ridgeline.core.machine import usable_cores
 from ridgeline.decoding.request import SLOTS
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
-from ridgeline.engine.client import EngineInfo, EngineStats
+from ridgeline.engine.client import EngineInfo, EngineStats, by_adapter
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
@@ -47,7 +47,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the counts of now, with prices; in one thread at a time."""
-        return replace(self.loop.stats(), op_s=self.ops.by_kind.copy(), priced=self.prices and self.prices.look())
+        scheduler, priced = self.loop.scheduler, self.prices and self.prices.look()
+        adapters = by_adapter(seq.request for seq in scheduler.running())
+        looked = replace(self.loop.stats(), op_s=self.ops.by_kind.copy(), priced=priced)
+        return replace(looked, draft_gain=scheduler.strategy.draft_gain(), running_adapters=adapters)
 
 
 def setup_of(

@@ -16,7 +16,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategy import Room, Strategy
-from ridgeline.engine.client import EngineStats, by_adapter
+from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import DecodeRun, is_decode
 from ridgeline.engine.pacing import Pacing
@@ -237,8 +237,7 @@ class Scheduler:
         self._running = tuple([other for other in self._running if other is not seq])
         self._stop_decoding()
         self._in_flight.pop(seq.seq_id, None)
-        seq.num_lost = max(seq.num_lost, seq.num_computed)
-        seq.num_computed = 0
+        seq.num_lost, seq.num_computed = max(seq.num_lost, seq.num_computed), 0
         try:
             self.cache.release(seq.seq_id)
         except Exception:  # it is gone all the same: at worst its blocks are lost
@@ -253,8 +252,6 @@ class Scheduler:
             num_steps=self._step,
             cache=self.cache.stats(),
             drafts=self.strategy.drafts(),
-            draft_gain=self.strategy.draft_gain(),
-            running_adapters=by_adapter({seq.request.request_id: seq.request for seq in self._running}.values()),
         )
 
     # ---- planning

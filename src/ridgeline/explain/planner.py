@@ -142,11 +142,13 @@ def plan(
     hardware: str = THIS_MACHINE,
     allow: Sequence[str] = (),
     max_concurrency: int | None = None,
+    sequences: Sequence[int] | None = None,
+    budgets: Sequence[int] | None = None,
 ) -> Plan:
     """Search the configuration that serves `requests` within `slos`, or without them at the highest throughput.
 
-    A workload's name stands for its requests, all at once; `allow` names what may lose quality: LOSSES. Raises
-    ConfigError for objectives below what one step takes.
+    A workload's name stands for its requests, all at once; `allow` names what may lose quality: LOSSES. `sequences` at
+    once and `budgets` of tokens a step are those to try. Raises ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
     requests = requests_of(config, requests, None, Load()) if isinstance(requests, str) else requests
@@ -161,22 +163,23 @@ def plan(
     for precise, flags in _precisions(config, allow):
         try:
             machine = simulated_machine(precise, hardware)
-            _check_floor(machine, slos)
+            check_floor(machine, slos)
         except ConfigError as error:
             impossible.append(error)
             continue
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
-        for seqs, budget in itertools.product(SEQUENCES, BUDGETS):
-            if seqs > budget or ((seqs, budget) != standard and (seqs > 2 * len(requests) or budget > 4 * longest)):
+        for seqs, budget in itertools.product(sequences or SEQUENCES, budgets or BUDGETS):
+            too_large = (seqs > 2 * len(requests) and not sequences) or (budget > 4 * longest and not budgets)
+            if seqs > budget or ((seqs, budget) != standard and too_large):
                 continue
             limits = replace(precise.scheduler, max_num_seqs=seqs, max_num_batched_tokens=budget)
             try:
                 sized = machine.with_config(replace(precise, scheduler=limits))
                 candidates.append(_candidate(sized, flags, requests, slos, max_concurrency))
-            except ConfigError:
+            except ConfigError as error:
                 if (seqs, budget) == standard:
                     raise
-                continue  # the cache has no room for it
+                impossible.append(error)  # the cache has no room for it
     if not candidates:
         raise impossible[-1]
     chosen = _choose(candidates, slos)
@@ -210,7 +213,7 @@ def compared(plan: Plan, measured: Results) -> Sequence[tuple[str, float, float]
     return rows
 
 
-def _check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
+def check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
     """Raise ConfigError for an objective that one sequence alone cannot meet."""
     floor_ms = 1e3 * machine.step_time.seconds(StepLoad.decode(1, 1))
     for slo in slos:
