@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.report import Report, save_report
@@ -80,6 +81,19 @@ def write_random(folder: Path, model_class: str, **config: object) -> None:
     family = model_class.removesuffix("ForCausalLM")
     made = getattr(transformers, f"{family}Config")(**config, bos_token_id=None, eos_token_id=None)
     getattr(transformers, model_class)(made).save_pretrained(folder)
+
+
+def model_of_format(name: str, formats: Mapping[str, Any], model: str, int16: Any) -> tuple[str, Any]:
+    """Return the model and the options of a format: one of `formats`, or a quantized folder or GGUF file instead.
+
+    `:int16` behind its path: with inputs of 16 bits, which are the options `int16`. Exits for anything else.
+    """
+    if name in formats:
+        return model, formats[name]
+    path = name.removesuffix(":int16")
+    if not Path(path).exists():
+        raise SystemExit(f"{name!r} is no folder, no file and none of {', '.join(formats)}")
+    return path, int16 if path != name else type(int16)()
 
 
 def stream_bytes_per_s(threads: int) -> float:

@@ -2,6 +2,8 @@
 
 usage: python -m benchmarks.decode_stream --model MODEL [--contexts 64 8192] [--formats bf16 int8 int4] [--repeats 7]
 
+A format is also a quantized folder or a GGUF file, in the model's place; `:int16` behind it: with inputs of 16 bits.
+
 One process per format and context. In it, reading a buffer of 1 GiB and runs of decode steps at batch 1 take turns, so
 that both see the same machine. The figure is (bytes of packed weights and of keys and values that a step reads) / (time
 of a step) / (median of the streams measured before and after it); a step is everything from plan to commit.
@@ -14,7 +16,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.common import in_own_process, option_parser, save, step_s, stream_bytes_per_s
+from benchmarks.common import in_own_process, model_of_format, option_parser, save, step_s, stream_bytes_per_s
 from rich.console import Console
 from rich.table import Table
 
@@ -64,13 +66,14 @@ class StreamReport(Report):
 
 def measure(model: str, name: str, context: int, repeats: int, steps: int, threads: int) -> Run:
     """Runs in a process of its own."""
+    model, chosen = model_of_format(name, FORMATS, model, {"quantize_inputs": "int16"})
     llm = LLM(
         model,
         dtype="bfloat16",
         max_model_len=context + (repeats + 1) * steps + 64,
         max_num_seqs=1,
         num_threads=threads,
-        **FORMATS[name],
+        **chosen,
     )
     rng = random.Random(0)
     prompt = [rng.randrange(10, 1000) for _ in range(context)]
@@ -81,9 +84,7 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int, threa
         times.append(step_s(llm, prompt, steps))
         streams.append(stream_bytes_per_s(threads))
     program = llm.engine.program
-    kv_bytes = kv_bytes_per_token(program, ENTRY_BYTES[str(FORMATS[name].get("kv_dtype", "bfloat16"))]) * (
-        context + steps / 2
-    )
+    kv_bytes = kv_bytes_per_token(program, ENTRY_BYTES[str(chosen.get("kv_dtype", "bfloat16"))]) * (context + steps / 2)
     num_bytes = _weight_bytes(llm) + kv_bytes
     shares = [
         num_bytes / seconds / statistics.median((before, after))
@@ -128,7 +129,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--contexts", type=int, nargs="+", default=[64])
-    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"], choices=list(FORMATS))
+    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--one", nargs=2, metavar=("FORMAT", "CONTEXT"), help=argparse.SUPPRESS)

@@ -13,7 +13,7 @@ from ridgeline.backends.reference.ops.experts import gated
 from ridgeline.backends.reference.tensors import as_tensor
 from ridgeline.compress.calibrate import Flow, readers, statistics_of
 from ridgeline.compress.grid import Grid
-from ridgeline.compress.methods import Method, Statistics, rtn
+from ridgeline.compress.methods import Method, Statistics, rtn, wanda
 from ridgeline.program.op import Op, Program
 from ridgeline.program.ops.dense import NORMS, NormAttrs
 from ridgeline.program.ops.experts import ExpertsAttrs
@@ -25,7 +25,8 @@ Key = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixReport:
-    """Says how a matrix came out. `error_ratio`: what it changes of its outputs, beside rounding to nearest.
+    """Says how a matrix came out. `error_ratio`: what it changes of its outputs, beside rounding to nearest, or
+    of zeros beside those of the least weights.
 
     None where that is not known, as of experts that no token of the calibration text went to.
     """
@@ -132,20 +133,28 @@ class LayerQuantizer:
             scaled_NK = weight_NK * s_K
             of_scaled = None if statistics is None else statistics.divided(s_K)
         stored = self._method.quantize(scaled_NK, of_scaled, self._grids[name])
-        values_NK = as_tensor(dequantize(stored))
+        if isinstance(stored, torch.Tensor):
+            bits, values_NK = torch.finfo(self._dtype).bits, stored.to(self._dtype).float()
+        else:
+            bits, values_NK = stored.format.bits, as_tensor(dequantize(stored))
+            made.matrices[key] = stored
         values_NK = values_NK if s_K is None else values_NK / s_K
         if statistics is not None:
-            plain = as_tensor(dequantize(rtn.quantize(weight_NK, None, self._grids[name])))
+            if isinstance(stored, torch.Tensor):
+                plain = wanda.by_magnitude(weight_NK)
+            else:
+                plain = as_tensor(dequantize(rtn.quantize(weight_NK, None, self._grids[name])))
             by_rounding = statistics.loss(plain - weight_NK)
             ratio = statistics.loss(values_NK - weight_NK) / by_rounding if by_rounding else 1.0
         num_rows = statistics.num_rows if statistics else 0
         spelled = name if expert is None else f"{name}[{expert}]"
-        made.reports.append(MatrixReport(name=spelled, bits=stored.format.bits, rows=num_rows, error_ratio=ratio))
-        made.matrices[key] = stored
+        made.reports.append(MatrixReport(name=spelled, bits=bits, rows=num_rows, error_ratio=ratio))
         if expert is None:
             made.effective[name] = values_NK
         else:
             made.effective[name][expert] = values_NK
+        if isinstance(stored, torch.Tensor):
+            made.changed[name] = made.effective[name]
 
     def _balanced(
         self, value: str, names: Sequence[str], statistics: Statistics, made: QuantizedLayer

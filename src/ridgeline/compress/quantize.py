@@ -253,13 +253,18 @@ class QuantizeJob:
             "weight_map": {name: shard.name for name, shard in sorted(entries.items())},
         }
         _write_text(self.partial / INDEX, json.dumps(index, indent=1))
-        config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
-        config[QUANTIZATION] = self._quantization_config()
+        config = {key: value for key, value in self._folder.config.items() if key not in ("quantization", QUANTIZATION)}
+        config |= {QUANTIZATION: quantization} if (quantization := self._quantization_config()) else {}
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
         copy_beside(self._folder.path, self.partial, "config.json", *NOT_COPIED)
 
-    def _quantization_config(self) -> dict[str, object]:
-        """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's."""
+    def _quantization_config(self) -> dict[str, object] | None:
+        """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's.
+
+        None where all matrices stay plain.
+        """
+        if self._written == "dense":
+            return None
         linear = {op.weights[0] for op in self._program.ops if op.kind in MATRIX_OPS}
         linear |= {name for op in self._program.ops if op.kind == "experts" for name in op.weights[:3]}
         plain = [

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ridgeline.quant.stored import StoredFormat
 
 GROUP_SIZES = (32, 64, 128)
+SPARSE = ("wanda", "sparsegpt")  # methods that make zeros of weights and round none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class Recipe(Calibration):
     method: str = option(
         "gptq",
         "How weights are rounded: gptq, awq, hqq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as "
-        "bitsandbytes does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well.",
+        "bitsandbytes does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well. "
+        "wanda or sparsegpt: two of every four weights become zero, and none is rounded.",
         metavar="NAME",
     )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
@@ -76,6 +78,10 @@ class Recipe(Calibration):
             if self.group_size or self.zero_points or self.mean_bits is not None:
                 raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
             return StoredFormat("uniform", 8, 0, scale="float32")
+        if self.method in SPARSE:
+            if self.group_size is not None or self.zero_points or self.mean_bits is not None:
+                raise ConfigError(f"method {self.method} rounds nothing; leave options of rounding out")
+            return StoredFormat("uniform", 8, 4)  # inputs of which two are zero
         if self.method == "hqq":
             if self.zero_points or self.mean_bits is not None or self.group_size not in (None, *GROUP_SIZES):
                 raise ConfigError(

@@ -37,7 +37,8 @@ class Statistics:
 class Method(Protocol):
     """Describes a file of this folder. `NEEDS_STATISTICS`: it looks at a model's inputs.
 
-    One whose inputs are to be rounded as well has a FORMAT, that of compressed-tensors which says so.
+    One whose inputs are to be rounded as well has a FORMAT, that of compressed-tensors which says so; that of one whose
+    matrices stay plain is "dense".
     """
 
     NEEDS_STATISTICS: bool
@@ -49,8 +50,10 @@ class Method(Protocol):
         """
         ...
 
-    def quantize(self, weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid) -> StoredMatrix:
-        """Quantize a float32 matrix; `statistics` None: nothing is known of its inputs."""
+    def quantize(
+        self, weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid
+    ) -> StoredMatrix | torch.Tensor:
+        """Quantize a float32 matrix; `statistics` None: nothing is known of its inputs. A tensor: it stays plain."""
         ...
 
 

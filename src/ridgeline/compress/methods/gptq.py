@@ -44,7 +44,7 @@ def _quantize(weight_NK: torch.Tensor, statistics: Statistics, grid: Grid) -> St
     hessian_KK.diagonal()[dead_K] = 1
     weight_NK = torch.where(dead_K, 0.0, weight_NK)
     order_K = _order(hessian_KK.diagonal(), group)
-    upper_KK = _upper_factor(hessian_KK[order_K][:, order_K])
+    upper_KK = upper_factor(hessian_KK[order_K][:, order_K])
     if upper_KK is None:
         return None
     w_NK = weight_NK[:, order_K].clone()
@@ -89,7 +89,7 @@ def _order(diagonal_K: torch.Tensor, group: int) -> torch.Tensor:
     return (within_GS + group * torch.arange(len(d_GS))[:, None])[groups_G].flatten()
 
 
-def _upper_factor(hessian_KK: torch.Tensor) -> torch.Tensor | None:
+def upper_factor(hessian_KK: torch.Tensor) -> torch.Tensor | None:
     """Return U with Uᵀ U the inverse of the damped matrix, float32; None where no damping makes it invertible."""
     h_KK = hessian_KK.double() if len(hessian_KK) <= DOUBLE_UP_TO else hessian_KK.clone()
     mean = h_KK.diagonal().mean()
