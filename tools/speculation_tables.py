@@ -1,6 +1,6 @@
 """Write the tables of docs/performance.md about drafts, from the results in benchmarks/results.
 
-Usage: python tools/speculation_tables.py [--write]. Without --write it prints the tables; a test holds the page to them.
+Usage: python tools/speculation_tables.py [--write]. Without --write it prints them; a test holds the page to them.
 Where several results measured the same of the same model on the same machine, the newest one counts. Every result has
 its place, wins and losses alike.
 """

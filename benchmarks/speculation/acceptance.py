@@ -4,8 +4,8 @@ usage: python -m benchmarks.speculation.acceptance --model python-9m --speculate
        [--domains humaneval modules] [--temperatures 0 0.8] [--prompts 40] [--max-tokens 256] [--tokens 4]
 
 Every draft has `--tokens` tokens where what drafts has as many, at every step. A position's acceptance is the share of
-the drafts with such a token that were right up to there; of a tree, its longest way. A draft is in a loop where its first token is, as
-`benchmarks.speculation` tells loops.
+the drafts with such a token that were right up to there; of a tree, its longest way. A draft is in a loop where its
+first token is, as `benchmarks.speculation` tells loops.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from ridgeline.bench.report import Report
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.step import SampledToken, Span
 from ridgeline.decoding.strategy import Accepted, SequenceView
-from ridgeline.decoding.trees import KNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +95,8 @@ def recorded(timed: Timed) -> list[tuple[int, int, int]]:
         place = len(view.token_ids) - len(view.request.prompt_ids)
         accepted = accept(view, span, sampled)
         if span.num_optional:
-            depths = {KNOWN: 0}
-            for index, parent in enumerate(span.parents or range(-1, span.num_optional - 1)):
-                depths[index] = depths[parent] + 1
-            rounds.append((place, max(depths.values()), len(accepted.tokens) - 1))
+            longest = max(span.depths()) - (span.num_tokens - span.num_optional - 1)
+            rounds.append((place, longest, len(accepted.tokens) - 1))
         return accepted
 
     strategy.accept = accepting

@@ -1,5 +1,4 @@
-"""What a strategy knows of the drafter that it asks: how far its drafts can be trusted, and whether it still works.
-No clock, no torch."""
+"""Ask a drafter, knowing how far its drafts can be trusted and whether it still works. Called by strategies."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -45,7 +44,7 @@ class ModelDrafts:
             self._unseen.append((plan, result))
 
     def take_in(self, running: Sequence[SequenceView]) -> None:
-        """Have the drafter take in the hidden states of the steps that have landed."""
+        """Take in the hidden states of the steps that have landed."""
         unseen, self._unseen = self._unseen, []
         try:
             for plan, result in unseen if self.failures < MAX_FAILURES else ():
