@@ -18,6 +18,12 @@ PROMPT = "Once upon a time there was"
 SHORT = {"model": "m", "prompt": PROMPT, "max_tokens": 5, "temperature": 0}
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run after all else, and other tests may be much."""
+    monkeypatch.setattr(explained, "MAX_EXPLAIN_S", 300)
+
+
 @pytest.fixture(scope="module")
 def live(chat_model: Path) -> Iterator[LiveServer]:
     with serving(new_engine(chat_model, max_num_seqs=2), served_model_names=("m",)) as server:
@@ -46,6 +52,7 @@ def test_a_response_says_where_its_time_went(client: openai.OpenAI) -> None:
     assert "explain" not in plain.to_dict()
     found = client.completions.create(**SHORT, extra_body={"explain": True})
     assert found.choices[0].text == plain.choices[0].text
+    assert "error" not in found.to_dict()["explain"], found.to_dict()["explain"]
     (record,) = found.to_dict()["explain"]["outputs"]
     check(record, found.usage.prompt_tokens, 5)
 
@@ -56,6 +63,7 @@ def test_a_stream_says_it_in_its_last_chunk(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(**asked, stream=True, extra_body={"explain": True}))
     assert [("explain" in chunk.to_dict()) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1].choices == []
+    assert "error" not in chunks[-1].to_dict()["explain"], chunks[-1].to_dict()["explain"]
     records = chunks[-1].to_dict()["explain"]["outputs"]
     assert len(records) == 2
     for record in records:
