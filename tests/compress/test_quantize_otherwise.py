@@ -37,15 +37,15 @@ def test_two_of_four_weights_are_zero_in_an_ordinary_folder(tmp_path, name, meth
 def test_zeros_are_chosen_by_what_inputs_are(method):
     """Every other input is 8 times as large, so magnitudes choose wrongly; what is correlated makes up for zeros."""
     generator = torch.Generator().manual_seed(0)
-    weight_NK = torch.randn(32, 128, generator=generator)
-    mixing_KK = torch.eye(128) + 0.2 * torch.randn(128, 128, generator=generator)
-    x_TK = torch.randn(600, 128, generator=generator) @ mixing_KK
+    weight_NK = torch.randn(32, 256, generator=generator)
+    mixing_KK = torch.eye(256) + 0.2 * torch.randn(256, 256, generator=generator)
+    x_TK = torch.randn(900, 256, generator=generator) @ mixing_KK
     x_TK[:, ::2] *= 8
     statistics = statistics_of([x_TK])
     made = methods.load(method).quantize(weight_NK, statistics, Grid(Recipe(method=method).form(), torch.float32))
     assert ((made.reshape(-1, 4) == 0).sum(1) == 2).all()
     by_magnitude = statistics.loss(wanda.by_magnitude(weight_NK) - weight_NK)
-    assert statistics.loss(made - weight_NK) < {"wanda": 0.5, "sparsegpt": 0.2}[method] * by_magnitude
+    assert statistics.loss(made - weight_NK) < {"wanda": 0.12, "sparsegpt": 0.08}[method] * by_magnitude
     if method == "wanda":
         assert torch.equal(made[made != 0], weight_NK[made != 0])
 
