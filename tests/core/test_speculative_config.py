@@ -85,7 +85,7 @@ def test_an_option_is_given_once():
 def test_auto_is_all_proposers_that_need_no_model_and_goes_with_one():
     auto = EngineConfig.of("any", speculate="auto").speculation
     lookup = "suffix" if find_spec("ridgeline._native") else "ngram"  # which finds all that ngram does, and sooner
-    assert set(auto.proposers()) == {"prediction", lookup}
+    assert set(auto.proposers()) == {"forced", "prediction", lookup}
     both = EngineConfig.of("any", speculate="auto,draft:python-1m").speculation
     assert both.proposers() == (*auto.proposers(), "draft")
     with pytest.raises(ConfigError, match="off, auto or one of"):
