@@ -5,7 +5,6 @@ first j tokens are accepted with chance s_j gains s_1 + .. + s_k tokens. Draftin
 Both are learnt from the steps themselves, and what is right from drafts that are compared with what came anyway. Trying
 what is not known takes time: where that does not pay it comes out of a purse, into which a small part of the time goes.
 What a model drafts is compared with nothing while it rests, so it is tried now and then, with a small part of the time.
-No clock, no torch.
 """
 
 from bisect import bisect_left, insort
@@ -20,8 +19,7 @@ FIRST_TRIED = 4  # drafted tokens of a step, at most, where nothing is known
 PRIOR_SLOPE = 1 / 64  # growth of a step a token where nothing is known: optimistic, so that it is tried
 TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, before it is known; windows without drafts
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
-LEVEL_GAIN = 0.3  # of a step's change that the level follows
-MAX_CHANGE = 0.25  # of a step beside what is usual: others may disturb it for long
+LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
 PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
