@@ -93,6 +93,12 @@ def test_the_folder_says_how_to_pool(folders, tmp_path):
         llm_of(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "inputs"), [("qwen3", "int8"), ("bert", "int16")])
+def test_an_encoder_keeps_16_bits_of_its_inputs(folders, backend, name, inputs):
+    choices = llm_of(folders[name], backend, quantize="int8").engine.info.choices
+    assert choices["quantize_inputs"].value == inputs
+
+
 def test_a_long_text_is_cut_for_a_decoder_and_refused_by_an_encoder(folders):
     text = list(range(40))
     (output,) = llm_of(folders["qwen3"], task="embed").embed(text, normalize=False)

@@ -58,10 +58,10 @@ def describe_quantize(quantize: QuantizeConfig) -> Choice:
     return Choice(", ".join(parts), "as asked")
 
 
-def choose_inputs(config: EngineConfig, quality: Quality) -> tuple[EngineConfig, Choice]:
+def choose_inputs(config: EngineConfig, quality: Quality, *, encodes: bool) -> tuple[EngineConfig, Choice]:
     """Return the configuration with the type of integer matrices' inputs, and why.
 
-    8 bits, but where they were measured to cost this model more than MAX_INPUT_COST.
+    8 bits, but where they were measured to cost this model more than MAX_INPUT_COST, and not in a model that `encodes`.
     """
     quantize = config.quantize
     if quantize.inputs != "auto":
@@ -69,6 +69,8 @@ def choose_inputs(config: EngineConfig, quality: Quality) -> tuple[EngineConfig,
     cost = quality.inputs.get(quantize.scheme or AS_STORED)
     measured = "" if cost is None else f"; measured to cost {cost}"
     chosen = Choice("int8", f"faster than int16 where many rows are computed{measured}")
+    if encodes:
+        chosen = Choice("int16", "an encoder's vectors are compared with those that others computed")
     if cost is not None and not cost.upper <= MAX_INPUT_COST:
         chosen = Choice("int16", f"int8 was measured to cost {cost}, above the {MAX_INPUT_COST:g} that auto takes")
     return replace(config, quantize=replace(quantize, inputs=cast("InputBits", chosen.value))), chosen

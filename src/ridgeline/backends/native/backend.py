@@ -186,7 +186,7 @@ class NativeBackend:
         from ridgeline.backends.native.tuning.choose import Chooser
 
         asked = config.quantize.inputs
-        config, why_inputs = host.choose_inputs(config, model.quality)
+        config, why_inputs = host.choose_inputs(config, model.quality, encodes=model.spec.head is None)
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
         check_kv_dtype(kv_dtype, model.program)

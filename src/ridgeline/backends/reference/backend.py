@@ -128,7 +128,7 @@ class ReferenceBackend:
 
     def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
         asked = config.quantize.inputs
-        config, why_inputs = host.choose_inputs(config, model.quality)
+        config, why_inputs = host.choose_inputs(config, model.quality, encodes=model.spec.head is None)
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         num_threads, why_threads = host.choose_threads(config)
         why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
