@@ -62,7 +62,7 @@ class Conversation {
     const facts = [plural(max_model_len, "token") + " of context", `${bytes(weight_bytes)} of weights`, choices.isa ? choices.isa.value : null].filter(Boolean);
     return h("div", { class: "hero" },
       h("h1", {}, this.converses ? `Talk to ${name}` : `Let ${name} go on`),
-      this.converses ? null : h("p", { class: "note" }, `This model cannot hold a conversation: ${this.server.chat_template ? "its chat template tells no roles apart" : "it has no chat template"}. It continues what you write instead. `, h("code", {}, "--chat-template FILE"), " gives a model a template."),
+      this.converses ? null : h("p", { class: "note" }, `This model cannot hold a conversation: ${this.server.chat_template ? "its chat template tells no roles apart" : "it has no chat template"}. It continues what you write instead. `, h("code", {}, "--chat-template FILE"), ", or the name of one, gives a model a template."),
       h("p", { class: "quiet" }, facts.join(" · ")),
       h("div", { class: "examples" }, EXAMPLES[kind].map((text) => button(text.trimEnd(), () => { this.input.value = text; fit(this.input); this.submit(); }, { class: "example" }))));
   }
