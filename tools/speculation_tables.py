@@ -44,7 +44,7 @@ def speeds() -> str:
         if "speedup" in cell:
             outside = _figure(cell["speedup_outside_loops"]) if cell["speedup_outside_loops"] else "none"
             place = f"`{machine}` | {model} | {cell['domain']} | {cell['batch']} | {cell['temperature']:g}"
-            what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {cell['share_in_loops']:.0%}"
+            what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {100 * cell['share_in_loops']:.0f} %"
             rows.append(f"| {place} | {what} | {link} |")
     return "\n".join(rows) + "\n"
 
