@@ -44,7 +44,8 @@ def speeds() -> str:
         if "speedup" in cell:
             outside = _figure(cell["speedup_outside_loops"]) if cell["speedup_outside_loops"] else "none"
             place = f"`{machine}` | {model} | {cell['domain']} | {cell['batch']} | {cell['temperature']:g}"
-            what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {100 * cell['share_in_loops']:.0f} %"
+            in_loops = f"{100 * cell['share_in_loops']:.0f} %"
+            what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {in_loops}"
             rows.append(f"| {place} | {what} | {link} |")
     return "\n".join(rows) + "\n"
 
