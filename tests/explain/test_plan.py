@@ -85,7 +85,7 @@ def test_the_nearest_is_named_where_none_meets_it(capsys):
     [
         (["--allow", "int2"], "got 'int2'"),
         (["--verify", "--hardware", "h200"], "--verify runs the plan on this machine, and it is for h200"),
-        (["--slo", "speed:3"], "must be ttft, tpot or e2el"),
+        (["--slo", "speed:3"], "must be one of ttft, tpot, e2el"),
         (["--hardware", "l4", "--dtype", "float32"], "32.1 GB of weights"),
         (["--hardware", "h200", "--workload", "fixed:input_tokens=9000,num_requests=2"], "the context is 8192"),
     ],

@@ -164,5 +164,5 @@ def test_load_decides_when_requests_come():
     workload = "fixed:num_requests=40,input_tokens=64,output_tokens=8"
     found = explain.simulate("llama-3-8b", hardware="h100-sxm", workload=workload, load=load)
     assert found.results.duration_s == pytest.approx(8, rel=0.05)
-    with pytest.raises(ConfigError, match="must be ttft, tpot or e2el"):
+    with pytest.raises(ConfigError, match="must be one of ttft, tpot, e2el"):
         explain.simulate("llama-3-8b", hardware="h100-sxm", goodput="speed:3")

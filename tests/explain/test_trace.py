@@ -66,7 +66,7 @@ def test_slices_nest_and_have_the_journal_s_times(tmp_path, name, threads):
     assert {event["id"] for event in tracks} == {str(seq_id) for seq_id in recording.outputs["seq_id"]}
     preempted = [event for event in found["traceEvents"] if event["ph"] == "n"]
     assert len(preempted) == int(recording.outputs["num_preemptions"].sum())
-    assert (len(preempted) > 0) == (name == "preemption")
+    assert preempted or name != "preemption"
 
 
 def test_the_command_writes_it(tmp_path, capsys):

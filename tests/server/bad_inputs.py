@@ -219,7 +219,13 @@ def bad_inputs(document: Document) -> Iterator[BadInput]:
         for end in ("/", "/x", "%00", "?%ff=%ff", "/..", "//", ";a=b", "/%2e%2e/etc/passwd"):
             yield BadInput("GET", path + end, refused=False)
     for name in ("lost", "..", "%2e%2e", "%00", "%ff", "a%0d%0ab: c", "%F0%9F%94%A5", "a" * 5_000, "*", "{}", "%7B%7D"):
-        for path in ("/v1/models/{}", "/v1/responses/{}", "/v1/responses/{}/input_items", "/v1/{}"):
+        for path in (
+            "/v1/models/{}",
+            "/v1/responses/{}",
+            "/v1/responses/{}/input_items",
+            "/v1/{}",
+            "/v1/requests/{}/explain",
+        ):
             yield BadInput("GET", path.replace("{}", name))
         for path in ("/v1/files/{}", "/v1/files/{}/content", "/v1/batches/{}"):
             yield BadInput("GET", path.replace("{}", name))

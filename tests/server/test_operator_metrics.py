@@ -41,7 +41,7 @@ from ridgeline.engine.process.link import Link
 from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.explain import machine
 from ridgeline.explain.diagnosis import doctor
-from ridgeline.server import metrics, pages
+from ridgeline.server import explained, metrics
 from ridgeline.server.metrics import STAGES
 from ridgeline.server.settings import ServerSettings
 from ridgeline.server.step_counts import DRIFT_S, Drift
@@ -271,7 +271,7 @@ def test_a_short_disturbance_is_no_drift(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_drafts_gain_is_known_once_steps_without_them_were_seen() -> None:
-    control = DraftControl(peeks=False)
+    control = DraftControl()
     assert control.gain is None
     for _ in range(20):
         control.step(1, 0, 0, 1.0, None)
@@ -299,7 +299,7 @@ def test_a_server_that_drafts_tells_what_it_gains() -> None:
 def test_adapters_are_named_while_requests_run_and_wait(engine: type, tmp_path: Path) -> None:
     folders = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")}
     config = config_of(dtype="float32", adapters=folders, max_loras=3, max_num_seqs=1)
-    with serving(engine(config), metrics_compat="vllm") as live, ThreadPoolExecutor(3) as pool:
+    with serving(engine(config), metrics_compat="vllm") as live, ThreadPoolExecutor(41) as pool:
 
         def told(prefix: str = "ridgeline_") -> dict[str, str]:
             (sample,) = (key for key in Scrape.of(live).values if key[0] == f"{prefix}lora_requests_info")
@@ -308,7 +308,7 @@ def test_adapters_are_named_while_requests_run_and_wait(engine: type, tmp_path: 
         idle = {"max_lora": "3", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         assert told() == idle
         body = {"prompt": "import os", "max_tokens": 400, **SAME}
-        asked = [pool.submit(live.complete, model=name, **body) for name in ("a", "a", "b")]
+        asked = [pool.submit(live.complete, model=name, **body) for name in [*"a" * 40, "b"]]
         running = {"max_lora": "3", "running_lora_adapters": "a", "waiting_lora_adapters": "a,b"}
         eventually(lambda: told() == running or all(each.done() for each in asked))
         assert not all(each.done() for each in asked)
@@ -323,7 +323,7 @@ def test_what_the_doctor_found_is_shown_while_it_is_new(monkeypatch: pytest.Monk
     def examined(command: str, path: str) -> dict[str, object]:
         return {"command": command, "found": msgspec.Raw(msgspec.json.encode(doctor(path).as_json()))}
 
-    monkeypatch.setattr(pages, "reply_of", examined)  # here and now, not in a process that waits for all others
+    monkeypatch.setattr(explained, "reply_of", examined)  # here and now, not in a process that waits for all others
     monkeypatch.setattr(machine, "ceilings", lambda native, isa: priced_hardware(this_machine(native, isa)))
     with serving(ThreadEngine(config_of(max_num_seqs=1))) as live, ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda i: live.complete(prompt=f"x{i} = ", max_tokens=20, **SAME), range(24)))
