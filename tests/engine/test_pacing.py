@@ -164,3 +164,25 @@ def test_a_step_without_prompts_is_measured_now_and_then_in_a_flood_of_them():
     beside = [num_prompt > 0 for num_prompt, num_others, _ in machine.steps[10:200] if num_others]
     longest = max(map(len, "".join("x" if mixed else " " for mixed in beside).split()))
     assert MAX_UNMEASURED / 2 < longest <= MAX_UNMEASURED
+
+
+class Cold(Machine):
+    """Takes five times as long for its first step that only decodes."""
+
+    is_cold = True
+
+    def collect(self):
+        spans = self.in_flight[0].spans
+        if self.is_cold and all(len(span.token_ids) == 1 for span in spans):
+            self.is_cold = False
+            self.clock.now += 4 * self.decode_s(len(spans))
+        return super().collect()
+
+
+def test_a_first_measurement_that_was_far_off_is_put_right_within_a_few_steps():
+    layout, clock = make_layout((3000,)), Clock()
+    machine = Cold(layout, clock, 0.040, 0.0, 0.001)
+    serve(machine, clock, layout, [(0, 5, 400), *[(2, 900, 1)] * 3], 3.0)
+    chunks = [num_prompt for num_prompt, num_others, _ in machine.steps if num_prompt and num_others]
+    assert max(chunks) > 200  # by that measurement
+    assert max(chunks[8:]) <= 82

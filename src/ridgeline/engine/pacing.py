@@ -6,7 +6,7 @@ Prompts are cut in chunks anyway (Sarathi-Serve, OSDI 2024); here the chunk is w
 import math
 from collections import deque
 from collections.abc import Sequence as Items
-from statistics import median
+from statistics import median_low
 
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.step import StepPlan
@@ -15,6 +15,7 @@ from ridgeline.engine.request import Sequence
 MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
 RECENT = 7  # steps in an estimate: it follows within a few, and one that was held up does not move it
 MAX_UNMEASURED = 64  # steps with prompts in a row, before one is planned that only decodes
+FIRST_UNMEASURED = 4  # for each that was measured, while these are few: a first one may be far from the rest
 
 
 class Pacing:
@@ -35,8 +36,8 @@ class Pacing:
         token_s = sorted(self._token_s)[-2:][:1]  # the bound is to hold for nearly all steps, not for half of them
         if not any(token_s) or not any(seq.is_decoding for seq in running):
             return limit
-        decode_s = self._decoding_s(len(running))
-        if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:
+        decode_s, num_measured = self._decoding(len(running))
+        if self._num_unmeasured >= (MAX_UNMEASURED if num_measured == RECENT else FIRST_UNMEASURED * num_measured):
             return min(limit, len(running))
         left_s = min(self._max_s, self._max_ratio * decode_s) - decode_s
         return min(limit, len(running) + max(MIN_CHUNK_TOKENS, int(left_s / token_s[0])))
@@ -54,11 +55,16 @@ class Pacing:
             return
         self._num_unmeasured += num_others > 0
         if num_prompt >= MIN_CHUNK_TOKENS:  # what fewer add is mostly noise
-            self._token_s.append(max(seconds - (self._decoding_s(num_others) or 0.0), 0.0) / num_prompt)
+            self._token_s.append(max(seconds - self._decoding(num_others)[0], 0.0) / num_prompt)
 
-    def _decoding_s(self, num_tokens: int) -> float | None:
-        """Return the seconds of a step that only decodes; of the next smaller ones where none was measured."""
+    def _decoding(self, num_tokens: int) -> tuple[float, int]:
+        """Return the seconds of a step that only decodes, and how many of that size, or a smaller one, were measured.
+
+        One of more tokens takes no less, so it bounds the seconds.
+        """
         if not self._decode_s:
-            return None
+            return 0.0, 0
         size = num_tokens.bit_length()
-        return median(self._decode_s[min(self._decode_s, key=lambda known: (known > size, abs(known - size)))])
+        nearest = min(self._decode_s, key=lambda known: (known > size, abs(known - size)))
+        seconds = [median_low(each) for known, each in self._decode_s.items() if known == nearest or known > size]
+        return min(seconds), len(self._decode_s[nearest])
