@@ -182,7 +182,7 @@ class Cold(Machine):
 def test_a_first_measurement_that_was_far_off_is_put_right_within_a_few_steps():
     layout, clock = make_layout((3000,)), Clock()
     machine = Cold(layout, clock, 0.040, 0.0, 0.001)
-    serve(machine, clock, layout, [(0, 5, 400), *[(2, 900, 1)] * 3], 3.0)
+    serve(machine, clock, layout, [(0, 5, 400), *[(2, 900, 1)] * 8], 3.0)
     chunks = [num_prompt for num_prompt, num_others, _ in machine.steps if num_prompt and num_others]
     assert max(chunks) > 200  # by that measurement
-    assert max(chunks[8:]) <= 82
+    assert max(chunks[MAX_UNMEASURED + RECENT :]) <= 82

@@ -6,7 +6,6 @@ Prompts are cut in chunks anyway (Sarathi-Serve, OSDI 2024); here the chunk is w
 import math
 from collections import deque
 from collections.abc import Sequence as Items
-from statistics import median_low
 
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.step import StepPlan
@@ -14,8 +13,8 @@ from ridgeline.engine.request import Sequence
 
 MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
 RECENT = 7  # steps in an estimate: it follows within a few, and one that was held up does not move it
-MAX_UNMEASURED = 64  # steps with prompts in a row, before one is planned that only decodes
-FIRST_UNMEASURED = 4  # for each that was measured, while these are few: a first one may be far from the rest
+FIRST_CHUNK_TOKENS = 64  # of prompts, before it is known what one adds
+MAX_UNMEASURED = 16  # steps with prompts in a row, before one is planned that only decodes
 
 
 class Pacing:
@@ -34,10 +33,13 @@ class Pacing:
         One for each where a step that only decodes has to be measured: what it takes is part of every bound.
         """
         token_s = sorted(self._token_s)[-2:][:1]  # the bound is to hold for nearly all steps, not for half of them
-        if not any(token_s) or not any(seq.is_decoding for seq in running):
+        has_bound = min(self._max_s, self._max_ratio) < math.inf
+        if token_s == [0.0] or not has_bound or not any(seq.is_decoding for seq in running):
             return limit
-        decode_s, num_measured = self._decoding(len(running))
-        if self._num_unmeasured >= (MAX_UNMEASURED if num_measured == RECENT else FIRST_UNMEASURED * num_measured):
+        if not token_s:
+            return min(limit, len(running) + FIRST_CHUNK_TOKENS)
+        decode_s = self._decoding_s(len(running))
+        if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:
             return min(limit, len(running))
         left_s = min(self._max_s, self._max_ratio * decode_s) - decode_s
         return min(limit, len(running) + max(MIN_CHUNK_TOKENS, int(left_s / token_s[0])))
@@ -55,16 +57,15 @@ class Pacing:
             return
         self._num_unmeasured += num_others > 0
         if num_prompt >= MIN_CHUNK_TOKENS:  # what fewer add is mostly noise
-            self._token_s.append(max(seconds - self._decoding(num_others)[0], 0.0) / num_prompt)
+            self._token_s.append(max(seconds - (self._decoding_s(num_others) or 0.0), 0.0) / num_prompt)
 
-    def _decoding(self, num_tokens: int) -> tuple[float, int]:
-        """Return the seconds of a step that only decodes, and how many of that size, or a smaller one, were measured.
+    def _decoding_s(self, num_tokens: int) -> float | None:
+        """Return the least seconds of recent steps that only decode: those of prompts that come hold up many at once.
 
-        One of more tokens takes no less, so it bounds the seconds.
+        Of that size, or of the next smaller where none was measured; one of more tokens takes no less.
         """
         if not self._decode_s:
-            return 0.0, 0
+            return None
         size = num_tokens.bit_length()
         nearest = min(self._decode_s, key=lambda known: (known > size, abs(known - size)))
-        seconds = [median_low(each) for known, each in self._decode_s.items() if known == nearest or known > size]
-        return min(seconds), len(self._decode_s[nearest])
+        return min(min(each) for known, each in self._decode_s.items() if known == nearest or known > size)
