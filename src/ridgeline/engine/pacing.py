@@ -62,7 +62,7 @@ class Pacing:
     def _decoding_s(self, num_tokens: int) -> float | None:
         """Return the least seconds of recent steps that only decode: those of prompts that come hold up many at once.
 
-        Of that size, or of the next smaller where none was measured; one of more tokens takes no less.
+        Steps of that size count, or of the next smaller where none was measured; one of more tokens takes no less.
         """
         if not self._decode_s:
             return None
