@@ -24,11 +24,17 @@ def sequence(number: int, client: int = 0, num_tokens: int = 1, priority: int = 
     return Sequence(number, request, 0, list(request.prompt_ids))
 
 
+def take_next(queue: WaitingQueue) -> Sequence:
+    seq = queue.peek()
+    assert seq is not None
+    queue.take(seq)
+    return seq
+
+
 def drained(queue: WaitingQueue) -> list[int]:
     order = []
-    while (seq := queue.peek()) is not None:
-        assert queue.pop() is seq
-        order.append(seq.seq_id)
+    while len(queue):
+        order.append(take_next(queue).seq_id)
     return order
 
 
@@ -66,7 +72,7 @@ def test_nobody_saves_up_turns_and_outputs_count():
     for i in range(10):
         queue.push(sequence(i, client=1))
     for _ in range(5):
-        queue.pop()
+        take_next(queue)
     queue.charge(1, 1000)  # what it generated
     queue.push(sequence(10, client=2))
     queue.push(sequence(11, client=2))
@@ -77,7 +83,7 @@ def test_a_preempted_sequence_goes_first_whoever_was_served_less():
     queue = WaitingQueue(use_priority=False)
     queue.push(sequence(0, client=1))
     queue.push(sequence(1, client=1))
-    first = queue.pop()
+    first = take_next(queue)
     queue.charge(1, 1000)
     queue.push(sequence(2, client=2))
     first.num_preemptions = 1

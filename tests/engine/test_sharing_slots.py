@@ -1,5 +1,6 @@
 """Shares of the slots: a client that has none gets one at once, whoever has them all; nobody is preempted in vain."""
 
+import statistics
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.request import FinishReason
+from ridgeline.engine.sharing import BESIDE_S, SlotCap
 
 
 def driver_of(num_slots=4, **options):
@@ -217,3 +219,57 @@ def test_requests_of_one_prompt_are_first_come_first_served_among_their_client()
     driver.run()
     assert [name for name, _ in driver.finished] == [f"p{i}" for i in range(8)]
     assert driver.scheduler.stats().num_preemptions == 0
+
+
+def flooded(step_s, num_steps, other_client=2, num_flood=70):
+    """Run a flood of client 1, and a token for another client every few steps; return how many the last steps compute,
+    at the median."""
+    driver = driver_of(num_slots=64, max_num_batched_tokens=1024)
+    num_added, sizes = 0, []
+    for step in range(num_steps):
+        num_finished = sum(name.startswith("f") for name, _ in driver.finished)
+        while num_added - num_finished < num_flood:
+            driver.add(f"f{num_added}", [3, 4], client=1, max_tokens=8 + num_added % 7)
+            num_added += 1
+        if step % 5 == 0:
+            driver.add(f"p{step}", [5, 6], client=other_client, max_tokens=1)
+        driver.clock.now += step_s(len(driver.scheduler.running()))
+        driver.step()
+        sizes.append(len(driver.executor.plans[-1].spans))
+    return statistics.median(sizes[-200:])
+
+
+def test_a_flood_has_fewer_slots_beside_another_client_where_shorter_steps_compute_as_much():
+    assert 4 <= flooded(lambda num_seqs: 1e-4 * (1 + num_seqs), 3000) <= 8, "0.8 of the tokens per second of 64"
+
+
+def test_a_flood_keeps_its_slots_where_a_step_takes_as_long_for_fewer():
+    assert flooded(lambda num_seqs: 1e-2 * (30 + num_seqs), 3000) >= 60
+
+
+def test_one_client_alone_has_all_slots_however_long_steps_take():
+    assert flooded(lambda num_seqs: 1e-4 * (1 + num_seqs), 3000, other_client=1) >= 60
+
+
+def test_slots_are_bounded_only_as_long_as_another_client_asks():
+    cap = SlotCap()
+    for step in range(1, 200):
+        cap.came(1 + step % 2, step * 1e-3)
+        cap.observe(64, 64, step * 1e-3)
+    assert cap.slots(0.2) == 32, "half is tried"
+    for now_s in (0.5, 1.0, 1.1):
+        cap.came(2, now_s)
+        cap.observe(64, 64, now_s)
+    assert cap.slots(0.199 + BESIDE_S) is None
+
+
+def test_a_request_of_more_outputs_than_the_bound_still_runs():
+    driver = driver_of(num_slots=64, max_num_batched_tokens=1024)
+    driver.scheduler._cap.slots = lambda now_s: 2
+    add(driver, "a0", client=1, n=8, max_tokens=3)
+    add(driver, "a1", client=1, max_tokens=3)
+    driver.step()
+    assert running(driver) == {1: 8}
+    assert driver.executor.plans[-1].decisions.head_waits == "slots"
+    driver.run()
+    driver.assert_answers()

@@ -1,13 +1,13 @@
 """A step while it is being planned: what one sequence computes in it, and what is left for the others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core import step as steps
-from ridgeline.core.step import PENDING, Admission, BlockCopy, Decisions, Preemption, Span, WaitReason
+from ridgeline.core.step import PENDING, Admission, BlockCopy, Decisions, Preemption, Span, StepPlan, WaitReason
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.decode import may_chain
 from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_salt
@@ -39,6 +39,20 @@ def after_flights(seq: Sequence, flights: Items[Flight]) -> Sequence:
     end = flights[-1].span.end
     num_pending = max(0, end - len(seq.token_ids) + 1)
     return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
+
+
+def landed(
+    plan: StepPlan, running: Items[Sequence], in_flight: dict[int, list[Flight]]
+) -> Iterator[tuple[Sequence, Span]]:
+    """Yield the sequences that still wait for the plan, with their spans, which are in flight no more."""
+    by_id = {seq.seq_id: seq for seq in running}
+    for span in plan.spans:
+        flights = in_flight.get(span.seq_id)
+        if flights is not None and flights[0].span is span:
+            del flights[0]
+            if not flights:
+                del in_flight[span.seq_id]
+            yield by_id[span.seq_id], span
 
 
 @dataclass(slots=True)

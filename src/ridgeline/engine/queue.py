@@ -44,11 +44,15 @@ class WaitingQueue:
             self._served[client] = max(self._served.get(client, 0), self._level)
         bisect.insort(self._waiting[client], (self.key(seq), seq), key=lambda entry: entry[0])
 
-    def peek(self, running: Items[Sequence] = ()) -> Sequence | None:
-        """Return who is next beside those that are `running`."""
-        if not self._waiting:
+    def peek(self, running: Items[Sequence] = (), cap: int | None = None) -> Sequence | None:
+        """Return who is next beside those that are `running`, where `cap` bounds the slots of a client that has any."""
+        clients = list(self._waiting)
+        if cap is not None:
+            has = slots_by(lambda seq: seq.request.client, running)
+            clients = [c for c in clients if not has[c] or has[c] + self._waiting[c][0][1].num_slots <= cap]
+        if not clients:
             return None
-        entries = self._waiting[min(self._waiting, key=self._rank)]
+        entries = self._waiting[min(clients, key=self._rank)]
         (priority, _, _), found = entries[0]
         if not (found.request.call or found.yields) or not _is_new(found):
             return found  # nothing of its request runs, or it goes first anyway
@@ -60,15 +64,12 @@ class WaitingQueue:
                 found = seq
         return found
 
-    def pop(self, running: Items[Sequence] = ()) -> Sequence:
-        """Take the sequence that `peek` shows, which is admitted."""
-        seq = self.peek(running)
-        assert seq is not None, "somebody waits"
+    def take(self, seq: Sequence) -> None:
+        """Take out a sequence that is admitted: the one that `peek` shows."""
         client = seq.request.client
         self._level = self._served[client]
         self.charge(client, len(seq.token_ids))
         self.remove(seq)
-        return seq
 
     def charge(self, client: int, num_tokens: int) -> None:
         """Count tokens that a client was served; nobody keeps count while nobody waits."""

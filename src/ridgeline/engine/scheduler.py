@@ -6,8 +6,6 @@ the second catch up with the first under one token budget (Orca, OSDI 2022; Sara
 sequence and touches no other. No torch, no clock of its own, no I/O.
 """
 
-from collections.abc import Iterator
-
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
@@ -20,10 +18,10 @@ from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import DecodeRun, is_decode
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on
+from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on, landed
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Sequence
-from ridgeline.engine.sharing import making_way
+from ridgeline.engine.sharing import SlotCap, making_way
 from ridgeline.engine.unfinished import Unfinished, hand_over
 
 log = get_logger("engine")
@@ -71,6 +69,7 @@ class Scheduler:
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
         self._pacing = Pacing(config)
+        self._cap = SlotCap()
         self._commit = StepCommit(self, cache, max_model_len, clock)
         self._step = 0
         self._num_preemptions = 0
@@ -80,6 +79,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
         self._waiting.push(self._unfinished.add(request))
+        self._cap.came(request.client, self._clock())
         self._crowded = True
 
     def hold(self, request_id: str, held: bool) -> list[Event]:
@@ -189,24 +189,14 @@ class Scheduler:
         if run is not None and run.flights and run.flights[0] is plan:
             self._commit.decode(run, result)
         else:
-            self._commit.spans(self._landed(plan), plan, result)
+            self._commit.spans(landed(plan, self._running, self._in_flight), plan, result)
         self._pacing.observe(plan, seconds)
+        self._cap.observe(len(self._running), plan.num_tokens, self._clock())
         try:
             self.strategy.observe(plan, result, seconds)
         except Exception:
             log.exception("the strategy could not observe step %d", plan.step)
         return self.take_events()
-
-    def _landed(self, plan: StepPlan) -> Iterator[tuple[Sequence, Span]]:
-        """Yield the sequences that still wait for the plan, with their spans."""
-        by_id = {seq.seq_id: seq for seq in self._running}
-        for span in plan.spans:
-            flights = self._in_flight.get(span.seq_id)
-            if flights is not None and flights[0].span is span:
-                del flights[0]
-                if not flights:
-                    del self._in_flight[span.seq_id]
-                yield by_id[span.seq_id], span
 
     def fail(self, plan: StepPlan | None, message: str) -> list[Event]:
         """End, with an error, every request in a step that could not be computed; None: all that are unfinished."""
@@ -264,8 +254,8 @@ class Scheduler:
         self._crowded = any(len(seq.token_ids) - seq.num_computed > 1 for seq in self._running)  # may leave later
         for seq in self._running:
             self._waiting.charge_output(seq)
-        head = self._waiting.peek(self._running)
-        assert head is not None, "somebody waits"
+        if (head := self._next_waiting()) is None:
+            return []
         leaving = making_way(head, self._running, self._config.max_num_seqs, self._waiting.key)
         for seq in leaving:
             self.preempt(seq, yields=True)
@@ -320,7 +310,7 @@ class Scheduler:
 
         Why it stopped; None where nobody waits.
         """
-        while (seq := self._waiting.peek(self._running)) is not None:
+        while (seq := self._next_waiting()) is not None:
             if draft.tokens_left <= 0:
                 return "budget"
             slots = sum(running.num_slots for running in self._running)
@@ -335,9 +325,9 @@ class Scheduler:
                 return reason
             if seq.scheduled_s is None:
                 seq.scheduled_s = self._clock()
-            self._waiting.pop(self._running)
+            self._waiting.take(seq)
             self.insert_running(seq)
-        return None
+        return "slots" if len(self._waiting) else None
 
     def _plan_decode(self, run: DecodeRun, copies: list[BlockCopy], *, chain: bool) -> StepPlan | None:
         """Plan one more token of each sequence of `run`, where nobody waits who could be admitted.
@@ -346,13 +336,19 @@ class Scheduler:
         """
         num_running, config = len(self._running), self._config
         waiting = len(self._waiting) > 0
-        if not self.strategy.one_token or (waiting and num_running < config.max_num_seqs):
+        if not self.strategy.one_token or (
+            waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
+        ):
             return None
         full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
         plan = run.plan(self._step + 1, full if waiting else None, copies, chain=chain)
         if plan is not None:
             self._step = plan.step
         return plan
+
+    def _next_waiting(self) -> Sequence | None:
+        """Return who is next of those that wait; None: nobody, or their clients have what they may have."""
+        return self._waiting.peek(self._running, self._cap.slots(self._clock()))
 
     def insert_running(self, seq: Sequence) -> None:
         """Take in a sequence that the cache holds now."""

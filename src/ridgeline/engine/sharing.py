@@ -1,15 +1,71 @@
-"""Shares of the slots: who makes way where one client, or one request of it, has them all and another waits.
+"""Shares of the slots: who makes way where one client, or one request of it, has them all and another waits, and how
+many a client gets beside others.
 
 Called by the scheduler, which preempts. No clock.
 """
 
-from collections import Counter
+import math
+import statistics
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from ridgeline.engine.request import Sequence
 
 Key = tuple[int, float, int]
+
+BESIDE_S = 1.0  # how long another client counts as there when it has asked
+KEPT = 0.75  # of the tokens per second of the best batch, by a smaller one that does as well
+MEASURED = 64  # steps of a batch of some size, before its tokens per second are known
+REMEMBERED = 16384  # steps, after which all sizes are measured again
+
+
+class SlotCap:
+    """Bound the slots of each client while others ask too.
+
+    Where a step's time grows with its sequences, a batch of fewer computes as many tokens per second in shorter steps,
+    and who comes beside a flood waits for the end of one and gets its own: the cap is the smallest size, found by
+    halving, that keeps KEPT of the rate. Where steps read weights the rate falls at once, and nothing is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._client: int | None = None  # who asked last
+        self._until_s = -1.0  # until then there are several
+        self._rates = defaultdict[int, deque[float]](lambda: deque(maxlen=MEASURED))  # by size's bit length
+        self._num_steps = 0
+        self._ended_s = math.inf  # the last step; inf: nothing ran since
+        self._cap: int | None = None
+
+    def came(self, client: int, now_s: float) -> None:
+        """Note who asks."""
+        if client != self._client:
+            if self._client is not None:
+                self._until_s = now_s + BESIDE_S
+            self._client = client
+
+    def slots(self, now_s: float) -> int | None:
+        """Return how many slots a client may have now that has any; None: all."""
+        return self._cap if now_s < self._until_s else None
+
+    def observe(self, num_seqs: int, num_tokens: int, now_s: float) -> None:
+        """Take in a step of so many sequences and tokens that has ended now: it took the time since the one before."""
+        seconds, self._ended_s = now_s - self._ended_s, now_s if num_seqs else math.inf
+        if now_s >= self._until_s or seconds < 0:
+            return
+        self._num_steps += 1
+        if self._num_steps % REMEMBERED == 0:
+            self._rates.clear()
+        size = num_seqs.bit_length()
+        self._rates[size].append(num_tokens / max(seconds, 1e-9))
+        if self._num_steps % MEASURED or len(self._rates[size]) < MEASURED:
+            return
+        rates = {known: statistics.median(each) for known, each in self._rates.items() if len(each) == MEASURED}
+        enough = KEPT * max(rates.values())
+        is_bounded = self._cap is not None and self._cap < 2**size
+        if rates[size] < enough or (is_bounded and size + 1 not in rates):
+            self._cap = 2**size
+        elif size > 1 and rates.get(size - 1, enough) >= enough:
+            self._cap = 2 ** (size - 2)
 
 
 def slots_by(party: Callable[[Sequence], int | str], running: Items[Sequence]) -> Counter[int | str]:
