@@ -9,11 +9,12 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.pacing import MAX_UNMEASURED, MIN_CHUNK_TOKENS, RECENT
+from ridgeline.engine.pacing import MAX_UNMEASURED, MIN_CHUNK_TOKENS
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 
 BASE_S, TOKEN_S = 0.020, 0.0005
+SETTLED = 7  # steps that had both, after which the bound holds
 
 
 class Costly(FakeExecutor):
@@ -133,8 +134,8 @@ def test_a_decode_never_waits_longer_than_the_bound(arrivals, base_s, row_share,
     machine = Machine(layout, clock, base_s, base_s * row_share, base_s * token_share, stall_every)
     serve(machine, clock, layout, arrivals, ratio)
     mixed = [(i, *step) for i, step in enumerate(machine.steps) if step[0] and step[1]]
-    assume(len(mixed) > RECENT)
-    for _, num_prompt, num_others, seconds in mixed[RECENT:]:
+    assume(len(mixed) > SETTLED)
+    for _, num_prompt, num_others, seconds in mixed[SETTLED:]:
         allowed_s = 1.1 * ratio * machine.decode_s(num_others)
         assert seconds <= allowed_s or num_prompt <= MIN_CHUNK_TOKENS + 8
     assert all(num_prompt + num_others <= 256 for _, num_prompt, num_others, _ in mixed)
@@ -179,10 +180,9 @@ class Cold(Machine):
         return super().collect()
 
 
-def test_a_first_measurement_that_was_far_off_is_put_right_within_a_few_steps():
+def test_a_first_measurement_that_was_far_off_lengthens_no_chunk():
     layout, clock = make_layout((3000,)), Clock()
     machine = Cold(layout, clock, 0.040, 0.0, 0.001)
     serve(machine, clock, layout, [(0, 5, 400), *[(2, 900, 1)] * 8], 3.0)
     chunks = [num_prompt for num_prompt, num_others, _ in machine.steps if num_prompt and num_others]
-    assert max(chunks) > 200  # by that measurement
-    assert max(chunks[MAX_UNMEASURED + RECENT :]) <= 82
+    assert 70 < max(chunks) <= 82
