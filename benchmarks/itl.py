@@ -6,7 +6,8 @@ usage: python -m benchmarks.itl [--model python-9m] [--ratios 0 3] [--streams 4]
 Each round starts a server for each ratio in turn, without prefix caching. Some streams decode, and begin again when
 they end: first alone, whose mean time between tokens is the step's, then beside clients that send prompts, one after
 the other, each for one token. The clients are a process of their own. Throughput is that of the streams and that of
-the prompts; a stream's first token counts as no gap.
+the prompts; a stream's first token counts as no gap. What a bound costs is told by how long the work of a second would
+take apart: its prompts where nothing bounds them, and its streams' tokens alone.
 """
 
 import argparse
@@ -46,6 +47,11 @@ class Run:
     beside_tokens_per_s: float
     prompt_tokens_per_s: float
     prompt_p50_ms: float  # until the reply
+
+    @property
+    def beside_share(self) -> float:
+        """Return the seconds that a second's tokens of streams take alone."""
+        return self.beside_tokens_per_s / self.alone_tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +172,10 @@ def show(report: ItlReport) -> None:
             )
             print(f"  {words}: {spread([getattr(run, name) for run in runs], '.0f')} tokens/s")
         print(f"  a prompt's reply: {spread([run.prompt_p50_ms for run in runs], '.0f')} ms", flush=True)
+        if unbounded := [run for run in report.runs if run.max_itl_ratio == 0]:
+            pairs = zip(runs, unbounded)
+            work = [run.prompt_tokens_per_s / free.prompt_tokens_per_s + run.beside_share for run, free in pairs]
+            print(f"  seconds that a second's work takes apart: {spread(work, '.2f')} s", flush=True)
 
 
 def main() -> None:
