@@ -3,11 +3,15 @@
 import enum
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.step import SampledToken, TokenLogprob, Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
+
+if TYPE_CHECKING:
+    from ridgeline.engine.beams import Search
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request never share a random stream
 
@@ -62,7 +66,8 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
-    is_aside: bool = False  # it waits for its caller, and not in the queue
+    is_aside: bool = False  # it waits for its caller or other beams, and not in the queue
+    search: "Search | None" = None  # of which it is a beam
     grammar: GrammarState | None = None
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
@@ -84,6 +89,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Tell whether it lacks its newest token alone."""
         return len(self.token_ids) - self.num_computed == 1
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether it goes on when others have computed what it has."""
+        return self.search is not None and self.search.waits(self.seq_id)
 
     @property
     def num_slots(self) -> int:
