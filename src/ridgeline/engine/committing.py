@@ -103,7 +103,7 @@ class StepCommit:
             return
         if not span.num_optional and self._end_if_broken(seq, tokens, sampled):
             return
-        if seq.search is not None:
+        if isinstance(seq.search, Search):
             self._beam(seq, seq.search, span, tokens[0])
             return
         accepted = self.scheduler.strategy.accept(seq, span, tokens)

@@ -3,15 +3,12 @@
 import enum
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.step import SampledToken, TokenLogprob, Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
-
-if TYPE_CHECKING:
-    from ridgeline.engine.beams import Search
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request never share a random stream
 
@@ -45,6 +42,12 @@ class DraftedTokens:
             self.predicted_accepted += accepted
 
 
+class Rounds(Protocol):
+    """Says which sequences have all of a round, after which others go on too: `engine/beams.py`."""
+
+    def waits(self, seq_id: int) -> bool: ...
+
+
 @dataclass(slots=True)
 class Sequence:
     """One output being generated: all its tokens, and how many of them the cache holds.
@@ -67,7 +70,7 @@ class Sequence:
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
     is_aside: bool = False  # it waits for its caller or other beams, and not in the queue
-    search: "Search | None" = None  # of which it is a beam
+    search: Rounds | None = None  # of which it is a beam
     grammar: GrammarState | None = None
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
