@@ -55,7 +55,7 @@ class Search:
         self._sequences: Items[Sequence] = ()
 
     def begin(self, sequences: Items[Sequence]) -> None:
-        """Begin: the prompt is the first one's beam, and the others wait."""
+        """Start from the prompt, which is the first one's beam; the others wait."""
         self._sequences = tuple(sequences)
         self._go_on({sequences[0].seq_id: Beam()})
 
@@ -73,7 +73,7 @@ class Search:
         return len(self._found) == self._width
 
     def go_on(self, scheduler: "Scheduler") -> None:
-        """Begin the next round, or end the search."""
+        """Start the next round, or end the search."""
         width, penalty = self._width, self._penalty
         found = sorted(
             ((beam, key) for key in self._live for beam in self._found[key]), key=lambda each: -each[0].total

@@ -1,4 +1,4 @@
-"""What a beam search is asked for with."""
+"""Check what a beam search is asked for with."""
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import MAX_LOGPROBS, SamplingParams
