@@ -3,8 +3,8 @@
 usage: python -m benchmarks.batch_lines [--lines 100000] [--model python-1m] [--kill-at 0.3] [--out DIR]
 
 `ridgeline batch` runs a file of that many lines, each for one token. It is killed once, where that share of them is
-done, and run again. Its memory is noted where a tenth, half and all of the lines are done; at the end each line must be
-there once.
+done, and run again. Its memory is noted where a tenth and each quarter of the lines are done; at the end each line must
+be there once.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.common import option_parser, save
 
 from ridgeline.bench.report import Report
 
-SHARES = (0.1, 0.5, 1.0)
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 LOOK_S = 0.05
 WORDS = ("import ", "def f(", "class A:\n", "return ", "for x in ", "print(", "self.", "if not ")
 

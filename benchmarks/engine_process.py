@@ -5,9 +5,9 @@ usage: python -m benchmarks.engine_process [--model python-9m] [--pairs 15] [--k
 
 Price: two servers, with the engine in a thread and in a process, are asked in turns for one token at a time (TTFT) and
 by 64 streams at once (tokens/s). Kills: while 64 streams run, the engine's process is killed, and each stream's last
-words are counted; a server ends itself at its fifth death within ten minutes, so it is replaced before. Stops: beside
-64 streams and as many busy processes as --busy says, /ready is asked for a while, and must not say 503; then the engine
-is stopped, again and again, and it must.
+words are counted, and then what is still taken; a server ends itself at its fifth death within ten minutes, so it is
+replaced before. Stops: beside 64 streams and as many busy processes as --busy says, /ready is asked for a while, and
+must not say 503; then the engine is stopped, again and again, and it must.
 """
 
 import argparse
@@ -31,6 +31,10 @@ from ridgeline.bench.report import Report
 
 KILLS_A_SERVER = 4
 PROMPT = [5, 6, 7, 8] * 8
+TAKEN = tuple(
+    f"ridgeline_{name} "
+    for name in ("num_requests_running", "num_requests_waiting", "queue_tokens", 'kv_blocks{group="0",state="used"}')
+)
 ENDS = {b"data: [DONE]": "whole", b"event: error": "error event", b" 503 ": "503"}
 
 
@@ -56,6 +60,8 @@ class Kill:
     last_end_s: float
     ready_s: float
     health: int
+    taken: float  # cache blocks, queued tokens, requests: of nobody
+    num_descriptors: int  # of the server, idle again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +165,11 @@ async def kill_once(server: Server, start_s: float, number: int, num_streams: in
         await asyncio.sleep(0.02)
     ready_s = time.perf_counter() - began
     assert (await ask(server.port, body(prompt=PROMPT, max_tokens=2))).rstrip().endswith((b"[DONE]", b"0"))
-    return Kill(start_s=start_s, ends=ends, last_end_s=last_end_s, ready_s=ready_s, health=health)
+    text = (await ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")).decode()
+    taken = sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(TAKEN))
+    num_descriptors = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+    times = {"start_s": start_s, "last_end_s": last_end_s, "ready_s": ready_s}
+    return Kill(**times, ends=ends, health=health, taken=taken, num_descriptors=num_descriptors)
 
 
 def measure_kills(options: argparse.Namespace) -> list[Kill]:
@@ -236,6 +246,8 @@ def show(report: ProcessReport) -> None:
     if kills := report.kills:
         ends = {word: sum(kill.ends.get(word, 0) for kill in kills) for word in (*ENDS.values(), "cut off")}
         print(f"{len(kills)} x kill -9: {ends}, /health {sorted({kill.health for kill in kills})}")
+        descriptors = sorted({kill.num_descriptors for kill in kills})
+        print(f"still taken: {sum(kill.taken for kill in kills):g}; descriptors afterwards: {descriptors}")
         print(f"last reply after {spread([kill.last_end_s for kill in kills], '.3f')} s")
         more_s = [kill.ready_s - kill.start_s for kill in kills]
         print(f"ready again after {spread([kill.ready_s for kill in kills], '.2f')} s")

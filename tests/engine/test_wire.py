@@ -29,6 +29,7 @@ REQUEST = Request(
     request_id="one", prompt_ids=[1, 2], params=PARAMS, arrival_s=1.5, seed=2**64 - 1, max_tokens=3,
     stop_ids=frozenset({4, 5}), priority=-1, background=True, deadline_s=9.5, client=7, call=3, adapter=1,
     pooling=PoolingParams(pooling="mean"), salt="s", shown_ids=frozenset({6}), prediction_ids=[8],
+    length_penalty=0.5,
 )  # fmt: skip
 
 

@@ -33,4 +33,5 @@ class Request:
     grammar: Grammar | None = None  # what the outputs must follow
     salt: str = ""  # prefixes are shared only among requests of equal salt
     shown_ids: frozenset[int] = frozenset()  # special tokens that the text has all the same
+    length_penalty: float | None = None  # of a beam search for `params.n` outputs; None: they are sampled
     prediction_ids: Sequence[int] = ()  # what the caller expects the output to be, mostly; a source of drafts

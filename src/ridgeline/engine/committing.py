@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.engine.beams import Search
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import DecodeEvent, FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
@@ -102,6 +103,9 @@ class StepCommit:
             return
         if not span.num_optional and self._end_if_broken(seq, tokens, sampled):
             return
+        if isinstance(seq.search, Search):
+            self._beam(seq, seq.search, span, tokens[0])
+            return
         accepted = self.scheduler.strategy.accept(seq, span, tokens)
         if span.parents:
             self.cache.take_branch(seq.seq_id, accepted.branch)
@@ -124,6 +128,18 @@ class StepCommit:
             except Exception as error:
                 self.scheduler.fault(sibling, error)
         self._end_as(seq, ends)
+
+    def _beam(self, seq: Sequence, search: Search, span: Span, token: SampledToken) -> None:
+        """Take in what may follow a beam; all go on when that is known of each."""
+        self._commit(seq, span.end)
+        if seq.first_token_s is None:
+            seq.first_token_s = self.clock()
+        for sibling in self._forked(seq):
+            sibling.first_token_s = seq.first_token_s
+            self.scheduler.insert_running(sibling)
+        assert token.logprob is not None, "a search asks for log-probabilities"
+        if search.take_in(seq.seq_id, token.logprob.top):
+            search.go_on(self.scheduler)
 
     def _forked(self, seq: Sequence) -> Iterator[Sequence]:
         """Fork the other outputs once the prompt is computed: they share its blocks, copy-on-write, and run alone."""

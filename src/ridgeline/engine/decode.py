@@ -44,7 +44,7 @@ class _Later(Items[_Item]):
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
     """Return whether the plan is one token, and one sample row, of every running sequence in their order.
 
-    Not where tokens are taken from a log: the step after it has none.
+    Not where tokens are taken from a log: the step after it has none. Nor with beams, which fork.
     """
     return (
         len(plan.spans) == len(plan.samples) == len(running)
@@ -52,7 +52,9 @@ def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
         and not plan.vector_rows
         and not any(table.num_logged for tables in plan.tables for table in tables)
         and all(
-            len(span.token_ids) == 1 == span.num_logit_rows and span.seq_id == row.seq_id == seq.seq_id
+            len(span.token_ids) == 1 == span.num_logit_rows
+            and span.seq_id == row.seq_id == seq.seq_id
+            and seq.search is None
             for span, row, seq in zip(plan.spans, plan.samples, running)
         )
     )

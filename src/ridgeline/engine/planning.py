@@ -26,11 +26,11 @@ class Flight(NamedTuple):
 def goes_on(seq: Sequence, flights: Items[Flight], max_model_len: int) -> bool:
     """Tell whether more of a sequence may be planned before its spans in flight are taken in.
 
-    Not where others fork from it, scores are owed, or more hangs on the tokens.
+    Not where others fork from it, scores are owed, or more hangs on the tokens, as with beams.
     """
     num_pending = flights[-1].span.end - len(seq.token_ids) + 1
-    return (
-        not seq.siblings and not owes_scores(seq) and (num_pending <= 0 or may_chain(seq, num_pending, max_model_len))
+    return not (seq.siblings or seq.search or owes_scores(seq)) and (
+        num_pending <= 0 or may_chain(seq, num_pending, max_model_len)
     )
 
 

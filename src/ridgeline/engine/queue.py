@@ -36,6 +36,10 @@ class WaitingQueue:
         return (priority + request.background * BACKGROUND, request.arrival_s, seq.seq_id)
 
     def push(self, seq: Sequence) -> None:
+        """Queue a sequence; a beam that waits for others stands aside until it is pushed again."""
+        seq.is_aside = seq.waits
+        if seq.is_aside:
+            return
         client = seq.request.client
         if client not in self._waiting:
             if len(self._served) > MAX_REMEMBERED:

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.step import SampledToken, TokenLogprob, Vectors
@@ -41,6 +42,12 @@ class DraftedTokens:
             self.predicted_accepted += accepted
 
 
+class Rounds(Protocol):
+    """Says which sequences have all of a round, after which others go on too: `engine/beams.py`."""
+
+    def waits(self, seq_id: int) -> bool: ...
+
+
 @dataclass(slots=True)
 class Sequence:
     """One output being generated: all its tokens, and how many of them the cache holds.
@@ -62,7 +69,8 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
-    is_aside: bool = False  # it waits for its caller, and not in the queue
+    is_aside: bool = False  # it waits for its caller or other beams, and not in the queue
+    search: Rounds | None = None  # of which it is a beam
     grammar: GrammarState | None = None
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
@@ -84,6 +92,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Tell whether it lacks its newest token alone."""
         return len(self.token_ids) - self.num_computed == 1
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether it goes on when others have computed what it has."""
+        return self.search is not None and self.search.waits(self.seq_id)
 
     @property
     def num_slots(self) -> int:

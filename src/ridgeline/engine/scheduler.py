@@ -60,7 +60,7 @@ class Scheduler:
         self._clock = clock
         self._depth = depth
         self._chains = chains and cache.plans_ahead  # a checkpoint is made of a state at its commit
-        self._waiting = WaitingQueue(use_priority=config.policy == "priority")
+        self.waiting = WaitingQueue(use_priority=config.policy == "priority")  # filled by those who give way, too
         self._running: tuple[Sequence, ...] = ()  # sorted by the queue's key; another object where others run
         self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what is not committed, in order; not of `_decode`
         self._decode: DecodeRun | None = None  # of all that run, if the last plan was a decode step of them
@@ -78,14 +78,14 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
-        self._waiting.push(self._unfinished.add(request))
+        self.waiting.push(self._unfinished.add(request))
         self._cap.came(request.client, self._clock())
         self._crowded = True
 
     def hold(self, request_id: str, held: bool) -> list[Event]:
         """Compute no more of a request than its prompt while it is held; unknown ones are ignored."""
         for seq in self._unfinished.hold(request_id, held):
-            self._waiting.push(seq)
+            self.waiting.push(seq)
         return self.take_events()
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> list[Event]:
@@ -123,10 +123,10 @@ class Scheduler:
             self._leave(seq)
         preempted = self._make_way()
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
-        if self._decode is None or len(self._waiting):
+        if self._decode is None or len(self.waiting):
             num_tokens = self._pacing.max_tokens(self._running, num_tokens)
         num_running, num_preemptions = len(self._running), self._num_preemptions
-        room = Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
+        room = Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self.waiting) > 0)
         self.strategy.begin(self._running, room)
         copies: list[BlockCopy] = []
         if self._decode is not None:
@@ -140,7 +140,10 @@ class Scheduler:
             draft.head_waits = self._plan_waiting(draft)
         else:  # the next victim would be admitted in the same breath
             draft.head_waits = "just_preempted"
-        rows = draft.rows(self._fault_planned)
+        while not draft.spans and len(self.waiting) and self._running and all(seq.waits for seq in self._running):
+            self.preempt(self._running[-1])  # who it waits for needs its blocks
+            draft.head_waits = self._plan_waiting(draft)
+        rows = draft.rows(self.fault)
         if not draft.spans:
             return None
         self._step += 1
@@ -220,7 +223,7 @@ class Scheduler:
         seq.yields = yields
         seq.num_preemptions += 1
         self._num_preemptions += 1
-        self._waiting.push(seq)
+        self.waiting.push(seq)
 
     def _leave(self, seq: Sequence) -> None:
         """Free a running sequence's blocks. A plan in flight may still write them: before any plan that gets them."""
@@ -236,7 +239,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self.waiting),
             num_preemptions=self._num_preemptions,
             num_recomputed_tokens=self._commit.num_recomputed,
             num_steps=self._step,
@@ -248,15 +251,15 @@ class Scheduler:
 
     def _make_way(self) -> list[Preemption]:
         """Preempt for a client or request that has less than its share of the slots, where others have all of them."""
-        if not self._crowded or not len(self._waiting):
+        if not self._crowded or not len(self.waiting):
             self._crowded = False
             return []
         self._crowded = any(len(seq.token_ids) - seq.num_computed > 1 for seq in self._running)  # may leave later
         for seq in self._running:
-            self._waiting.charge_output(seq)
+            self.waiting.charge_output(seq)
         if (head := self._next_waiting()) is None:
             return []
-        leaving = making_way(head, self._running, self._config.max_num_seqs, self._waiting.key)
+        leaving = making_way(head, self._running, self._config.max_num_seqs, self.waiting.key)
         for seq in leaving:
             self.preempt(seq, yields=True)
         return [Preemption(seq.seq_id, head.seq_id) for seq in leaving]
@@ -273,7 +276,7 @@ class Scheduler:
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
             flights = self._in_flight.get(seq.seq_id)
-            if flights is not None and not (self._chains and self.strategy.one_token):
+            if seq.waits or (flights is not None and not (self._chains and self.strategy.one_token)):
                 position += 1
                 continue
             ahead = seq if flights is None else after_flights(seq, flights)
@@ -325,9 +328,9 @@ class Scheduler:
                 return reason
             if seq.scheduled_s is None:
                 seq.scheduled_s = self._clock()
-            self._waiting.take(seq)
+            self.waiting.take(seq)
             self.insert_running(seq)
-        return "slots" if len(self._waiting) else None
+        return "slots" if len(self.waiting) else None
 
     def _plan_decode(self, run: DecodeRun, copies: list[BlockCopy], *, chain: bool) -> StepPlan | None:
         """Plan one more token of each sequence of `run`, where nobody waits who could be admitted.
@@ -335,7 +338,7 @@ class Scheduler:
         Otherwise None: `copies` gets what has to be copied for those that did get a block.
         """
         num_running, config = len(self._running), self._config
-        waiting = len(self._waiting) > 0
+        waiting = len(self.waiting) > 0
         if not self.strategy.one_token or (
             waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
         ):
@@ -348,49 +351,46 @@ class Scheduler:
 
     def _next_waiting(self) -> Sequence | None:
         """Return who is next of those that wait; None: nobody, or their clients have what they may have."""
-        return self._waiting.peek(self._running, self._cap.slots(self._clock()))
+        return self.waiting.peek(self._running, self._cap.slots(self._clock()))
 
     def insert_running(self, seq: Sequence) -> None:
         """Take in a sequence that the cache holds now."""
         self._stop_decoding()
         self._crowded = True
-        self._running = tuple(sorted((*self._running, seq), key=self._waiting.key))
+        self._running = tuple(sorted((*self._running, seq), key=self.waiting.key))
 
     # ---- ends
 
-    def _fault_planned(self, seq: Sequence, error: Exception) -> None:
-        """Do `fault` for a sequence as it was planned, which may be ahead of the one that runs."""
-        self.fault(next((member for member in self._running if member.seq_id == seq.seq_id), seq), error)
-
     def fault(self, seq: Sequence, error: Exception) -> None:
-        """End this sequence for an error that concerns it alone; the step goes on without it."""
+        """End this sequence, perhaps as it is planned, for an error that concerns it alone; the step goes on."""
+        seq = next((member for member in self._running if member.seq_id == seq.seq_id), seq)
         if isinstance(error, RequestError):
             reason, why = FinishReason.REFUSED, str(error)
         else:
             log.error("output %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
             reason, why = FinishReason.ERROR, f"this output could not be computed: {type(error).__name__}"
-        if seq in self._unfinished:
-            self.end(seq, reason, error=why)
+        self.end(seq, reason, error=why)
 
     def end(
         self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None
     ) -> None:
         """Remove an output wherever it is: queued, running, or still to be forked."""
-        request = seq.request
-        self._waiting.charge_output(seq)
-        members = self._unfinished.remove(seq)
+        if seq not in self._unfinished:
+            return  # it was a beam of one that has ended
+        self.waiting.charge_output(seq)
+        is_carried = self._unfinished.remove(seq)
         self.events.append(seq.finished(reason, self._clock(), stop_token_id, error))
-        carrier = next((other for other in members if seq in other.siblings), None)
-        if carrier is not None:
-            carrier.siblings.remove(seq)
-        else:
+        if not is_carried:
             if seq in self._running:
                 self._leave(seq)
             else:
-                self._waiting.remove(seq)
+                self.waiting.remove(seq)
             if (heir := hand_over(seq)) is not None:
-                self._waiting.push(heir)
+                self.waiting.push(heir)
         try:
             self.strategy.forget(seq)
         except Exception:
-            log.exception("output %d of %s could not be forgotten", seq.index, request.request_id)
+            log.exception("output %d of %s could not be forgotten", seq.index, seq.request.request_id)
+        if seq.search is not None and reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            for other in self._unfinished.of(seq.request.request_id):
+                self.end(other, reason, error=error)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence as Items
 
 from ridgeline.decoding.request import Request
+from ridgeline.engine.beams import Search
 from ridgeline.engine.request import Sequence
 
 
@@ -22,10 +23,14 @@ class Unfinished:
     def add(self, request: Request) -> Sequence:
         """Make the sequences of a request; return the one that computes the prompt, which carries the others."""
         count = request.params.n
+        search = None if request.length_penalty is None else Search(request, request.length_penalty)
+        request = request if search is None else search.request
         sequences = [Sequence(next(self._seq_ids), request, index, list(request.prompt_ids)) for index in range(count)]
-        if request.grammar is not None:
-            for seq in sequences:
-                seq.grammar = request.grammar.start()
+        if search is not None:
+            search.begin(sequences)
+        for seq in sequences:
+            seq.grammar = None if request.grammar is None else request.grammar.start()
+            seq.search = search
         sequences[0].siblings = sequences[1:]
         self._sequences[request.request_id] = sequences
         if request.deadline_s is not None:
@@ -43,8 +48,8 @@ class Unfinished:
         """Return every sequence whose deadline has passed."""
         return [seq for name, end_s in self._deadlines_s.items() if end_s <= now_s for seq in self._sequences[name]]
 
-    def remove(self, seq: Sequence) -> list[Sequence]:
-        """Forget a sequence; return the others of its request."""
+    def remove(self, seq: Sequence) -> bool:
+        """Forget a sequence; return whether it was still to be forked from another one."""
         request_id = seq.request.request_id
         others = self._sequences[request_id]
         others.remove(seq)
@@ -52,7 +57,10 @@ class Unfinished:
             del self._sequences[request_id]
             self._deadlines_s.pop(request_id, None)
             self._held.discard(request_id)
-        return others
+        carrier = next((other for other in others if seq in other.siblings), None)
+        if carrier is not None:
+            carrier.siblings.remove(seq)
+        return carrier is not None
 
     def hold(self, request_id: str, held: bool) -> list[Sequence]:
         """Hold a request, or let it go: return its sequences that go on."""
@@ -60,7 +68,7 @@ class Unfinished:
             self._held.update({request_id} & self._sequences.keys())
             return []
         self._held.discard(request_id)
-        aside = [seq for seq in self.of(request_id) if seq.is_aside]
+        aside = [seq for seq in self.of(request_id) if seq.is_aside and not seq.waits]
         for seq in aside:
             seq.is_aside = False
         return aside

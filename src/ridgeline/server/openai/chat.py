@@ -93,9 +93,9 @@ def prepared(
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    penalty = beam_penalty(body, params)
+    request = replace(request, length_penalty=beam_penalty(body, params))
     of = service, note, chat_id, model, [request], usage, dialogue.form, named
-    return Reply(*of, length_penalty=penalty, explains=explains(body, service))
+    return Reply(*of, explains=explains(body, service))
 
 
 def _max_tokens(body: ChatRequest, default: int, room: int) -> int:

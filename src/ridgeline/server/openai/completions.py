@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -105,9 +105,10 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    penalty = beam_penalty(body, params)
+    if (penalty := beam_penalty(body, params)) is not None:
+        requests = [replace(request, length_penalty=penalty) for request in requests]
     of = service, note, completion_id, model, requests, usage
-    reply = Reply(*of, constraint=field_of(body), length_penalty=penalty, explains=explains(body, service))
+    reply = Reply(*of, constraint=field_of(body), explains=explains(body, service))
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 

@@ -17,7 +17,6 @@ from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
-from ridgeline.server.openai.beams import search
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.openai.structured import blamed_on
 from ridgeline.server.service import RequestNote, Service
@@ -40,7 +39,6 @@ class Reply:
     usage_chunks: UsageChunks
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     constraint: str = "structured_outputs"  # the field of the body that says what they must be
-    length_penalty: float | None = None  # of a beam search; None: the outputs are sampled
     explains: bool = False  # where their time went, in the last message
     frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])  # of `text_event`
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
@@ -78,33 +76,11 @@ class Reply:
 
     async def outputs(self) -> list[RequestOutput]:
         """Return all outputs, whole."""
-        if self.length_penalty is not None:
-            admitted = self.service.admit(self.note, self.requests, whole=True)
-            return [await self._best(index, request, self.length_penalty) for index, request in enumerate(admitted)]
         outputs = [RequestOutput.begun(request) for request in self.requests]
         async with aclosing(self.deltas(whole=True)) as deltas:
             async for index, delta in deltas:
                 outputs[index].extend(delta)
         return outputs
-
-    async def _best(self, index: int, request: Request, length_penalty: float) -> RequestOutput:
-        """Return the outputs of a beam search from a prompt, counted."""
-        found, metrics, num_prompt = (
-            await search(self, request, length_penalty),
-            self.service.metrics,
-            len(request.prompt_ids),
-        )
-        metrics.prompt_tokens.inc(num_prompt)
-        self.note.prompt_tokens += num_prompt
-        for one in found.outputs:
-            assert one.timings is not None and one.finish_reason is not None
-            metrics.generation_tokens.inc(len(one.token_ids))
-            self.note.completion_tokens += len(one.token_ids)
-            end = Finish(
-                reason=FinishReason(one.finish_reason), timings=one.timings, num_cached_tokens=found.num_cached_tokens
-            )
-            self._ended(index, one.index, len(one.token_ids), end)
-        return found
 
     @property
     def usage(self) -> UsageBody:
