@@ -10,6 +10,7 @@ What a model drafts is compared with nothing while it rests, so it is tried now 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import Final
 
@@ -27,6 +28,7 @@ MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+LOOK_SHARE = 0.002  # of the time that looking takes, at most, where there are many sequences: of each it says little
 FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
@@ -196,8 +198,10 @@ class Acceptance:
     def observe(self, seq_id: int, kind: Kind, num_drafted: int, num_accepted: int) -> None:
         """Take in a round. What lies behind the first rejected token was never tried."""
         sequence = self._sequences.setdefault(seq_id, {}).setdefault(kind[0], _Sequence())
+        last, chance = 0, _Chance()
         for position in range(min(num_accepted + 1, num_drafted)):
-            chance = self._chance(kind, position)
+            if (place := _place(position)) != last:
+                last, chance = place, self._chance(kind, place)
             sequence.tried = sequence.tried * 0.97 + 1
             sequence.accepted = sequence.accepted * 0.97 + (position < num_accepted)
             sequence.expected = sequence.expected * 0.97 + chance.mean()
@@ -207,8 +211,7 @@ class Acceptance:
         """Forget a sequence that has ended."""
         self._sequences.pop(seq_id, None)
 
-    def _chance(self, kind: Kind, position: int) -> _Chance:
-        place = _place(position)
+    def _chance(self, kind: Kind, place: int) -> _Chance:
         chance = self._chances.get((kind, place))
         if chance is None:
             mean = self._mean(kind, place)
@@ -246,6 +249,7 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
+    _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
@@ -272,8 +276,23 @@ class DraftControl:
 
     def is_peek(self, num_decodes: int, num_steps: int) -> bool:
         """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
-        every = PEEK_STEPS if self._is_promising and num_decodes <= FEW else RARE_PEEK_STEPS
-        return num_steps >= every
+        return num_steps >= self._peek_steps(num_decodes)
+
+    def nap(self, num_decodes: int, num_steps: int) -> int:
+        """Return how many steps to make as if nothing drafted, so that the next look, of which the last one is
+        `num_steps` ago, comes with the next steps that are timed."""
+        return max(self._peek_steps(num_decodes) - num_steps - WINDOW_STEPS, 0)
+
+    def looked(self, seconds: float) -> None:
+        """Take in how long it took to look at a draft."""
+        self._look_s += LEVEL_GAIN * (seconds - self._look_s) if self._look_s else seconds
+
+    def _peek_steps(self, num_decodes: int) -> int:
+        """Return how many steps lie between two looks."""
+        if num_decodes <= FEW:
+            return PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS
+        step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
+        return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
 
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
@@ -385,14 +404,12 @@ class DraftControl:
         ranked.sort(reverse=True)
         del ranked[min(room, EXTRA_TOKENS[-1]) :]
         best, best_rate = 0, MIN_GAIN * num_decodes / least
-        gained, used = float(num_decodes), 0
-        most = self.times.most_tried(num_decodes)
+        gained = list(accumulate((chance for chance, _ in ranked), initial=float(num_decodes)))
+        most = min(len(ranked), self.times.most_tried(num_decodes))
         for extra in EXTRA_TOKENS[1:]:
-            if extra > min(len(ranked), most):
+            if extra > most:
                 break
-            gained += sum(chance for chance, _ in ranked[used:extra])
-            used = extra
-            rate = gained / (self.times.ratio(num_decodes, extra) + enters)
+            rate = gained[extra] / (self.times.ratio(num_decodes, extra) + enters)
             if rate > best_rate:
                 best, best_rate = extra, rate
         for _, draft in ranked[:best]:
