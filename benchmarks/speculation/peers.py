@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = list(measure(options, peers))
     show(cells)
     report = PeersOfSpeculationReport(
-        name=f"speculation-peers-{Path(options.model).stem}",
+        name=f"speculation-beside-{Path(options.model).stem}",
         model=Path(options.model).stem,
         speculate=options.speculate,
         lookup=options.lookup,
