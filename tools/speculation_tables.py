@@ -80,6 +80,17 @@ def rounds() -> str:
     return "\n".join(rows) + "\n"
 
 
+def peers() -> str:
+    """Return the table of drafts by lookup here and elsewhere, each over its own decoding without."""
+    rows = ["| machine | model | domain | system | gain, range | tokens/s without | with | result |"]
+    rows.append("|---|---|---|---|---|---|---|---|")
+    for cell, machine, model, link in newest("*-speculation-beside-*.json", lambda c: _measured(c, "domain", "system")):
+        spread = f"{cell['gain']:.2f} ({min(cell['ratios']):.2f} to {max(cell['ratios']):.2f})"
+        rates = f"{cell['off_tokens_per_s']:.0f} | {cell['on_tokens_per_s']:.0f}"
+        rows.append(f"| `{machine}` | {model} | {cell['domain']} | {cell['system']} | {spread} | {rates} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
 def _measured(cell: Cell, *names: str) -> Key:
     return tuple(cell.get(name) for name in names)
 
@@ -93,6 +104,7 @@ def tables() -> str:
     """Return all tables, each behind its heading."""
     parts = {
         "### With drafts over without": speeds(),
+        "### Lookups beside llama.cpp": peers(),
         "### Acceptance by position": acceptance(),
         "### Formula and measurement": rounds(),
     }

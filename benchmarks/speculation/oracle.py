@@ -5,7 +5,8 @@ usage: python -m benchmarks.speculation.oracle --model MODEL [--acceptance 0 0.5
 
 Drafts replay what the model says without drafts, each token replaced with chance 1 - acceptance; what verifies them is
 the engine as it serves, so any weights will do. Predicted: tokens of a round, (1 - a^(k+1)) / (1 - a), times the ratio
-of two steps as the calibrated cost model has them.
+of two steps as the calibrated cost model has them. A step with drafts waits for the one before: what it takes beside
+the model, which overlaps where nothing is drafted, is measured in a run of its own at every batch and length.
 """
 
 import argparse
@@ -27,11 +28,13 @@ from ridgeline import SamplingParams
 from ridgeline.bench.report import Report
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.core.step import StepPlan
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.cost.steptime import StepTime
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import SequenceView
+from ridgeline.engine.executor import StepTimes
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.program.pricing import Load
 
@@ -48,6 +51,7 @@ class OracleCell:
     acceptance: float
     accepted_share: float  # of the tokens that were tried: what the draws came to
     measured: list[float]
+    beside_s: float  # that a round takes beside the model
     predicted: float
     error: float  # predicted over the median measured, less 1
 
@@ -87,6 +91,31 @@ class Oracle:
         """Forget nothing."""
 
 
+class Beside:
+    """Observes steps: what the drafted ones that follow each other take beside the model."""
+
+    times_ops = False
+
+    def __init__(self) -> None:
+        self.beside_s: list[float] = []
+        self._ended_s, self._drafted = 0.0, False
+
+    def observe(self, plan: StepPlan, times: StepTimes) -> None:
+        now_s, drafted = time.perf_counter(), any(span.num_optional for span in plan.spans)
+        if drafted and self._drafted:
+            self.beside_s.append(now_s - self._ended_s - times.run_s)
+        self._ended_s, self._drafted = now_s, drafted
+
+
+def beside_of(on: Timed, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> float:
+    """Return the seconds that a round of an engine with drafts takes beside the model, the median of one run."""
+    executor, observer = on.engine.executor, Beside()
+    executor.observer = observer
+    on.run(prompts, params)
+    executor.observer = None
+    return statistics.median(observer.beside_s)
+
+
 def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
     """Yield the points, the formats outermost: each opens its engines once."""
     most = max(options.batches)
@@ -118,13 +147,15 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                 oracle.acceptance, oracle.num_tried, oracle.num_right = acceptance, 0, 0
                 # the engine's own strategy, with drafts that no user could ask for
                 on.engine.loop.scheduler.strategy = Speculative({"oracle": oracle}, length, None, time.monotonic)
+                beside_s = beside_of(on, prompts, params)
                 ratios: list[float] = []
                 for pair in range(options.pairs):
                     rates = {i: (off, on)[i].run(prompts, params).rate for i in ((0, 1), (1, 0))[pair % 2]}
                     ratios.append(rates[1] / rates[0])
                 assert oracle.num_tried, "nothing was drafted"
                 share = oracle.num_right / oracle.num_tried
-                predicted = predict(step_time, batch, length, share, PROMPT_TOKENS + options.tokens // 2)
+                context = PROMPT_TOKENS + options.tokens // 2
+                predicted = predict(step_time, batch, length, share, context, beside_s)
                 yield OracleCell(
                     format=name,
                     batch=batch,
@@ -132,15 +163,20 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                     acceptance=acceptance,
                     accepted_share=share,
                     measured=ratios,
+                    beside_s=beside_s,
                     predicted=predicted,
                     error=predicted / statistics.median(ratios) - 1,
                 )
 
 
-def predict(step_time: StepTime, batch: int, length: int, acceptance: float, context: int) -> float:
-    """Return the speed-up of drafts of `length` tokens that cost nothing, over steps of one token a sequence."""
+def predict(step_time: StepTime, batch: int, length: int, acceptance: float, context: int, beside_s: float) -> float:
+    """Return the speed-up of drafts of `length` tokens that cost nothing, over steps of one token a sequence.
+
+    `beside_s` is what a round takes beside the model.
+    """
     plain_s = step_time.seconds(Load.decode(batch, context))
     round_s = step_time.seconds(Load(((1 + length, context),) * batch, batch * (1 + length)))
+    round_s += beside_s - step_time.rest.of(batch)
     return tokens_per_round([acceptance] * length) * plain_s / round_s
 
 

@@ -5,13 +5,13 @@ import statistics
 
 import pytest
 
+from ridgeline.decoding.acceptance import Acceptance
 from ridgeline.decoding.draft_control import (
     BETWEEN,
     EXTRA_TOKENS,
     MAX_NAP_STEPS,
     PURSE_SHARE,
     TRIALS,
-    Acceptance,
     DraftControl,
     StepTimes,
 )

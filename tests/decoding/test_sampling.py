@@ -308,6 +308,34 @@ def test_rows_with_edits_are_left_to_the_sampler(fields):
     assert any(processor.uses(row) for processor in load_processors())
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"seed": 8},
+        {"row": 5},
+        {"params": make_row(top_k=9).params},
+        {"banned_ids": (1,)},
+        {"stop_ids": (2,)},
+        {"output_ids": (1, 2)},
+        {"allowed": np.array([6], dtype=np.uint64)},
+        {"typical": (4,)},
+        {"tells_weights": True},
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"min_tokens": 9}, {"presence_penalty": 0.5}])
+def test_rows_of_a_step_like_the_last_one_have_the_metadata_of_a_step_of_their_own(fields, more):
+    """Whatever the last one is found by: each row, and those behind it, by turns as usual and with something else."""
+    sampler = Sampler()
+    usual = [make_row(row=i, seed=7, num_output=8 + i, temperature=0.5, **more) for i in range(2)]
+    other = [usual[0]._replace(num_output=12), usual[1]._replace(**{"num_output": 13} | fields)]
+    for rows in (usual, [row._replace(num_output=row.num_output + 2) for row in usual], other, other, usual):
+        found, fresh = sampler.sampling_metadata(rows), Sampler().sampling_metadata(rows)
+        for name in ("logit_row", "temperature", "top_k", "top_p", "min_p", "seed", "num_output", "mask_row"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(fresh, name))
+        assert found.masks_MW.shape == fresh.masks_MW.shape
+
+
 def test_a_step_without_rows():
     assert SAMPLER.sample(StepOutput(zeros(0, 10)), []) == ((), ())
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import DraftStats, SampledToken, Span, StepPlan, StepResult
-from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.draft_control import LOOK_SHARE, DraftControl
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.speculative import Speculative, build
 from ridgeline.decoding.strategy import Room
@@ -163,3 +163,51 @@ def test_an_end_is_told_to_every_proposer():
     machine.strategy.forget(machine.views[0])
     assert proposers["a"].forgotten == proposers["b"].forgotten == [0]
     assert not machine.strategy._unverified
+
+
+class Slow(Says):
+    """Is always wrong, and takes long to say so."""
+
+    def __init__(self, machine):
+        super().__init__(1)
+        self.machine = machine
+
+    def propose(self, view, max_tokens):
+        self.machine.now_s += 0.005
+        return super().propose(view, max_tokens)
+
+
+def test_looking_at_drafts_that_never_pay_takes_a_small_part_of_the_time_of_many_sequences():
+    machine = Machine({}, DraftControl())
+    slow = Slow(machine)
+    machine.strategy = Speculative({"slow": slow}, 4, DraftControl(), lambda: machine.now_s)
+    machine.views = [sequence(i) for i in range(8)]
+    for _ in range(2000):
+        machine.step()
+    asked, began_s = slow.asked, machine.now_s
+    for _ in range(4000):
+        machine.step()
+    looked_s = (slow.asked - asked) * 0.005
+    assert 0 < looked_s <= 1.2 * LOOK_SHARE * (machine.now_s - began_s)
+
+
+def test_steps_at_rest_count_as_often_as_they_were_made():
+    """Also where those who run change before a rest is over: else what may be lost grows with steps that never were."""
+    told = [0]
+
+    class Told(DraftControl):
+        def step(self, num_decodes, extra, gained, seconds, asking_s, num_steps=1, lag=0):
+            told[0] += num_steps
+            super().step(num_decodes, extra, gained, seconds, asking_s, num_steps, lag)
+
+    for every in (10_000, 25, 11):
+        machine, made = Machine({"wrong": Says(1)}, Told()), 0
+        told[0] = 0
+        for number in range(3000):
+            if number % every == 0:
+                machine.views = list(machine.views)
+            machine.step()
+            made += 1
+            assert told[0] <= made
+        assert told[0] >= 0.5 * made or every == 11
+        assert machine.strategy.ahead(machine.views)

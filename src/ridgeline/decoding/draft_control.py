@@ -10,8 +10,11 @@ What a model drafts is compared with nothing while it rests, so it is tried now 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import Final
+
+from ridgeline.decoding.acceptance import Acceptance, Kind
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
@@ -27,6 +30,7 @@ MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+LOOK_SHARE = 0.001  # of the time that looking takes, at most, where there are many sequences: of each it says little
 FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
@@ -34,10 +38,7 @@ WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned whil
 MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps that ask, at first and at most, before some are timed that do not
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
-TRUST, DEAR_TRUST = 4.0, 1.0  # in what is usual; of drafts that a model computes, a wrong one of which takes long
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
-
-Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
 
 @dataclass(slots=True)
@@ -133,101 +134,6 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Chance:
-    """Beta posterior of being accepted, of drafted tokens that are alike; older rounds fade."""
-
-    accepted: float = 1.0
-    rejected: float = 1.0
-
-    def mean(self) -> float:
-        return self.accepted / (self.accepted + self.rejected)
-
-    def observe(self, was_accepted: bool) -> None:
-        self.accepted = 1 + (self.accepted - 1) * 0.995 + was_accepted
-        self.rejected = 1 + (self.rejected - 1) * 0.995 + (not was_accepted)
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """How many of one sequence's drafted tokens were tried and accepted, and of how many it was expected."""
-
-    tried: float = 0.0
-    accepted: float = 0.0
-    expected: float = 0.0
-
-    def chance(self, usual: float, trust: float) -> float:
-        """Return the chance of a token whose `usual` one is given, by how this sequence's odds are beside the usual:
-        that one is as good as `trust` tokens of either outcome."""
-        odds = (trust + self.accepted) / (trust + self.tried - self.accepted)
-        odds *= (trust + self.tried - self.expected) / (trust + self.expected)
-        return usual * odds / (1 - usual + usual * odds)
-
-
-class Acceptance:
-    """Learns the chance of a drafted token, given that all before it were accepted.
-
-    By the kind of the draft (its method and the evidence for it) and the token's place in it, for the engine, and by
-    how this sequence's drafts of that method fare.
-    """
-
-    def __init__(self) -> None:
-        self._chances: dict[tuple[Kind, int], _Chance] = {}
-        self._sequences: dict[int, dict[str, _Sequence]] = {}  # by method
-
-    def survival(self, seq_id: int, kind: Kind, num_tokens: int, trust: float = TRUST) -> list[float]:
-        """Return, for each of a draft's tokens, the chance that it and all before it are accepted."""
-        sequence = self._sequences.get(seq_id, {}).get(kind[0])
-        chances: list[float] = []
-        survives, last, chance = 1.0, 0, 0.0
-        for position in range(num_tokens):
-            if (place := _place(position)) != last:
-                last, chance = place, self._mean(kind, place)
-                if sequence is not None:
-                    chance = sequence.chance(chance, trust)
-            survives *= chance
-            chances.append(survives)
-        return chances
-
-    def is_new(self, kind: Kind) -> bool:
-        """Tell whether hardly a draft of that kind was tried."""
-        first = self._chances.get((kind, 1))
-        return first is None or first.accepted + first.rejected < 4
-
-    def observe(self, seq_id: int, kind: Kind, num_drafted: int, num_accepted: int) -> None:
-        """Take in a round. What lies behind the first rejected token was never tried."""
-        sequence = self._sequences.setdefault(seq_id, {}).setdefault(kind[0], _Sequence())
-        for position in range(min(num_accepted + 1, num_drafted)):
-            chance = self._chance(kind, position)
-            sequence.tried = sequence.tried * 0.97 + 1
-            sequence.accepted = sequence.accepted * 0.97 + (position < num_accepted)
-            sequence.expected = sequence.expected * 0.97 + chance.mean()
-            chance.observe(position < num_accepted)
-
-    def forget(self, seq_id: int) -> None:
-        """Forget a sequence that has ended."""
-        self._sequences.pop(seq_id, None)
-
-    def _chance(self, kind: Kind, position: int) -> _Chance:
-        place = _place(position)
-        chance = self._chances.get((kind, place))
-        if chance is None:
-            mean = self._mean(kind, place)
-            chance = self._chances[kind, place] = _Chance(2 * mean, 2 - 2 * mean)
-        return chance
-
-    def _mean(self, kind: Kind, place: int) -> float:
-        """Return the chance at a place of a draft; until it was tried there, that of the places before it."""
-        while place and (kind, place) not in self._chances:
-            place -= 1
-        return self._chances[kind, place].mean() if place else 0.5
-
-
-def _place(position: int) -> int:
-    """Return which places of a draft are alike: the first token, the next 2, the next 4, and what is behind them."""
-    return min((position + 1).bit_length(), 4)
-
-
-@dataclass(slots=True)
 class DraftControl:
     """Chooses how many tokens of each draft to verify, and when not even to ask for drafts.
 
@@ -246,6 +152,7 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
+    _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
@@ -272,8 +179,23 @@ class DraftControl:
 
     def is_peek(self, num_decodes: int, num_steps: int) -> bool:
         """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
-        every = PEEK_STEPS if self._is_promising and num_decodes <= FEW else RARE_PEEK_STEPS
-        return num_steps >= every
+        return num_steps >= self._peek_steps(num_decodes)
+
+    def nap(self, num_decodes: int, num_steps: int) -> int:
+        """Return how many steps to make as if nothing drafted, so that the next look, of which the last one is
+        `num_steps` ago, comes with the next steps that are timed."""
+        return max(self._peek_steps(num_decodes) - num_steps - WINDOW_STEPS, 0)
+
+    def looked(self, seconds: float) -> None:
+        """Take in how long it took to look at a draft."""
+        self._look_s += LEVEL_GAIN * (seconds - self._look_s) if self._look_s else seconds
+
+    def _peek_steps(self, num_decodes: int) -> int:
+        """Return how many steps lie between two looks."""
+        if num_decodes <= FEW:
+            return PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS
+        step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
+        return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
 
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
@@ -385,14 +307,12 @@ class DraftControl:
         ranked.sort(reverse=True)
         del ranked[min(room, EXTRA_TOKENS[-1]) :]
         best, best_rate = 0, MIN_GAIN * num_decodes / least
-        gained, used = float(num_decodes), 0
-        most = self.times.most_tried(num_decodes)
+        gained = list(accumulate((chance for chance, _ in ranked), initial=float(num_decodes)))
+        most = min(len(ranked), self.times.most_tried(num_decodes))
         for extra in EXTRA_TOKENS[1:]:
-            if extra > min(len(ranked), most):
+            if extra > most:
                 break
-            gained += sum(chance for chance, _ in ranked[used:extra])
-            used = extra
-            rate = gained / (self.times.ratio(num_decodes, extra) + enters)
+            rate = gained[extra] / (self.times.ratio(num_decodes, extra) + enters)
             if rate > best_rate:
                 best, best_rate = extra, rate
         for _, draft in ranked[:best]:

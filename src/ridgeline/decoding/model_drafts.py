@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan, StepResult
-from ridgeline.decoding.draft_control import DEAR_TRUST, DraftControl
+from ridgeline.decoding.acceptance import DEAR_TRUST
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView

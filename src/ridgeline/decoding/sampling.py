@@ -28,6 +28,7 @@ _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
+_BARE = ((), (), (), None, None, False, ())  # what a row has behind `prompt_ids` where its parameters say it all
 
 
 @dataclass(slots=True)
@@ -67,8 +68,13 @@ class Sampler:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
             last.before, last.rows = last.rows, rows
             return last.sampling
-        plain = self._plain(rows)
         last = self._recent.pop(len(rows), None)
+        if last is not None and last.bare and not last.masks and not last.drafted and _are_bare(last.rows, rows):
+            last.sampling.num_output[:] = [row.num_output for row in rows]
+            last.seq_ids, last.rows, last.before = [row.seq_id for row in rows], rows, ()
+            self._last = self._recent[len(rows)] = last
+            return last.sampling
+        plain = self._plain(rows)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
             last.sampling.num_output[:] = [rows[i].num_output for i in plain]
             sampling = last.sampling
@@ -257,6 +263,19 @@ def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
         and row.row == before.row
         and row.seed == before.seed
         and (row.allowed is None) == (before.allowed is None)
+        for row, before in zip(rows, last)
+    )
+
+
+def _are_bare(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
+    """Tell whether `rows` are plain as `last` are, all of them, with the same metadata but for `num_output`."""
+    return all(
+        row[9] is None
+        and row[6:] == _BARE
+        and row[2] is before[2]
+        and row[1] == before[1]
+        and row[3] == before[3]
+        and row[4] >= row[2].min_tokens
         for row, before in zip(rows, last)
     )
 

@@ -147,3 +147,12 @@ def row_after(first: SampleRow, row: int, drafted: Sequence[int]) -> SampleRow:
     output_ids = [*first.output_ids, *drafted] if params.needs_history else ()
     stop_ids = first.stop_ids if num_output < params.min_tokens else ()
     return _new(SampleRow, (first[0], row, *first[2:4], num_output, first[5], output_ids, stop_ids, *first[8:]))
+
+
+def rows_along(first: SampleRow, drafted: Sequence[int]) -> list[SampleRow]:
+    """Return `first`, which decides the first of the tokens that are `drafted`, and the rows behind each of them."""
+    seq_id, row, *same, num_output = first[:5]
+    if first.params.needs_history or first.stop_ids:
+        return [row_after(first, row + i, drafted[:i]) for i in range(1 + len(drafted))]
+    rest = first[5:]
+    return [_new(SampleRow, (seq_id, row + i, *same, num_output + i, *rest)) for i in range(1 + len(drafted))]

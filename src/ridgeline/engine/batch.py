@@ -6,7 +6,6 @@ Called by executors for every step, so what a step shares with one a little befo
 from collections import OrderedDict
 from dataclasses import dataclass, fields
 from itertools import chain
-from operator import is_
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 from ridgeline.decoding.request import SLOTS
 
-MAX_LAID = 16  # shapes whose arrays are cached: drafts make steps of a few shapes take turns
+MAX_LAID = 64  # shapes whose arrays are cached: drafts make steps of a few shapes take turns, between those of prompts
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
 Echoes = list[tuple[int, int]]  # tokens of the step that are stored a second time, and the span that finds them there
 _SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
@@ -57,7 +56,8 @@ class BatchBuilder:
         if last is None or not moved_on:
             before = None
             plan, echoes = _unfolded(plan, self._layout.block_size)
-            shape = len(plan.spans), len(plan.samples), sum(len(span.token_ids) for span in plan.spans)
+            num_tokens = sum([len(span.token_ids) for span in plan.spans])
+            shape = len(plan.spans), len(plan.samples), num_tokens, *self._widths(plan)
             last = self._laid.pop(shape, None)
             if last is not None and self._is_as_long(last, plan, sampling, echoes):
                 before = last.plan
@@ -67,7 +67,8 @@ class BatchBuilder:
                     self._laid.popitem(last=False)
             self._last = self._laid[shape] = last
             self._fill(last, plan, before)
-            for name in _SAMPLING_COLUMNS:
+            # metadata that were written here already differ in that column alone
+            for name in ("num_output",) if before is not None and last.sampling is sampling else _SAMPLING_COLUMNS:
                 getattr(last.batch.sampling, name)[:] = getattr(sampling, name)
         last.plan, last.sampling = plan, sampling
         return last.batch
@@ -105,7 +106,7 @@ class BatchBuilder:
         return ones
 
     def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata, echoes: Echoes) -> bool:
-        """Return whether a plan of as many spans has arrays as large as the last one's, and spans as long."""
+        """Return whether a plan of the same shape has arrays as large as the last one's, and spans as long."""
         before = last.plan
         return (
             len(plan.copies) == len(before.copies)
@@ -113,10 +114,6 @@ class BatchBuilder:
             and echoes == last.echoes
             and sampling.masks_MW.shape == last.sampling.masks_MW.shape
             and all(map(_same_lengths, plan.spans, before.spans))
-            and (
-                all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
-                or self._widths(plan) == tuple(group.tables_SB.shape[1] for group in last.batch.groups)
-            )
         )
 
     def _widths(self, plan: StepPlan) -> tuple[int, ...]:
@@ -159,9 +156,13 @@ class BatchBuilder:
         """Write what differs between plans of the same lengths; `before` is the plan that was written last, if any."""
         batch, spans = laid.batch, plan.spans
         batch.token_ids_T[:] = [*chain.from_iterable(span.token_ids for span in spans)]
-        starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
-        np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
-        np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)
+        if len(spans) == 1:
+            batch.kv_length_S[0] = spans[0].start + len(batch.token_ids_T)
+            np.add(laid.offset_T, spans[0].start, out=batch.positions_T)
+        else:
+            starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
+            np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
+            np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)
         for index in range(len(batch.groups)):
             self._move_tables(index, laid, plan, before)
         if plan.copies:
@@ -176,8 +177,12 @@ class BatchBuilder:
             group.write_slots_T[:] = np.asarray(slots_S)[laid.span_of_T]
             group.first_token_S[:] = [table.num_logged for table in tables]
         else:
-            positions_T = laid.batch.positions_T
-            self._write_slots(group, positions_T, laid.span_of_T, group.write_slots_T)
+            positions_T, size = laid.batch.positions_T, self._layout.block_size
+            first = int(positions_T[0]) - tables[0].first_token
+            if len(tables) == 1 and first % size + len(positions_T) <= size:  # in one block
+                np.add(laid.offset_T, tables[0].blocks[first // size] * size + first % size, out=group.write_slots_T)
+            else:
+                self._write_slots(group, positions_T, laid.span_of_T, group.write_slots_T)
             if laid.echoes:
                 span_of_E = np.array([span for _, span in laid.echoes])
                 self._write_slots(group, positions_T[laid.batch.echo_rows_E], span_of_E, group.echo_slots_E)

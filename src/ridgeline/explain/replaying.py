@@ -17,7 +17,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult
 from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along, sample_row
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import MemoryRecorder, Recording, recording_of
 from ridgeline.engine.request import FinishReason
@@ -124,7 +124,7 @@ class RecordedDrafts(Autoregressive):
         if not span.num_optional:
             return super().rows(view, span, first_row)
         first, drafted = sample_row(view, first_row), span.token_ids[span.num_tokens - span.num_optional :]
-        return [row_after(first, first_row + i, drafted[:i]) for i in range(1 + len(drafted))]
+        return rows_along(first, drafted)
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         if not span.num_optional:

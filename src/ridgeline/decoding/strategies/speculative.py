@@ -15,14 +15,14 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import PEEK_STEPS, RARE_PEEK_STEPS, DraftControl
+from ridgeline.decoding.draft_control import PEEK_STEPS, RARE_PEEK_STEPS, WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.spec.spec import DecoderSpec
 
@@ -93,6 +93,7 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
+        self._nap = self._num_napped = 0  # steps left that are made as if nothing drafted; those before the window
         self._lag = 0  # tokens that it catches up with in this step
 
     @property
@@ -101,14 +102,21 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
+        if self._nap:
+            return True
         plain = self._control is not None and self._control.rests(len(running))
         return plain or not self._any_asks(running)
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
-        self._drafts.clear()
         if self._model is not None:
             self._model.take_in(running)
+        if self._nap and running is self._running:  # whoever comes or goes ends it
+            self._nap, self._num_napped = self._nap - 1, self._num_napped + 1
+            self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
+            return
+        self._nap = 0
+        self._drafts.clear()
         if not self._any_asks(running):
             self._window.stop()
             return
@@ -116,31 +124,40 @@ class Speculative(Autoregressive):
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            if window.num_landed and control.is_peek(count, self._num_unseen):
+            if window.num_landed > 2 and control.is_peek(count, self._num_unseen):  # the first may be in flight already
                 self._peek(control, running, _budget(running, room))
             if window.num_landed < control.window_steps:
                 window.num_begun += 1
                 return
         now_s = self._clock()
+        was_plain = False
         if control is not None and window.shape is not None:
             step_s = window.step_s(now_s)
-            control.step(*window.shape, self._num_right, step_s, self._asking_s, window.num_landed, self._lag)
+            was_plain = self._asking_s is None and window.num_landed >= WINDOW_STEPS
+            num_steps = window.num_landed + (self._num_napped if was_plain else 0)
+            control.step(*window.shape, self._num_right, step_s, self._asking_s, num_steps, self._lag)
+            self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._lag = None, 0, 0
         rests = rests or (control is not None and control.rests(count))
-        if not rests and (budget := _budget(running, room)) > 0:
+        if control is not None and was_plain and control.rests(count):
+            self._nap = control.nap(count, self._num_unseen)
+            if self._nap:
+                window.stop()
+        elif not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
     def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
         """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
+        began_s = self._clock()
         self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
         view = running[self._num_peeks % len(running)]
-        survival: Sequence[float] = ()
         guess, model = None, self._model
-        if (draft := self._propose(view)) is not None:
+        draft, survival = self._propose(view)
+        if draft is not None:
             self._set_aside(view, draft)
-            survival = self._survival(control, view, draft)
+            survival = survival or self._survival(control, view, draft)
         elif model is not None and (most := model.most(view, self._room(view))) > 0:
             guess = model.guess(view, most, control, len(running))
             survival = guess.survival
@@ -150,20 +167,23 @@ class Speculative(Autoregressive):
         if model is not None and guess is not None and control.rests(len(running)):
             lag = min(map(model.drafter.lag, running))
             self._tries = control.tries(len(running), self._num_rested, lag, guess.kind)
+        control.looked(self._clock() - began_s)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
         began_s, drafts = self._clock(), dict[int, Draft]()
         unguessed: dict[int, DraftRequest] = {}
+        guesses: dict[int, Guess] = {}
         control, count, model = self._control, len(running), self._model
         for view in running:
             if not (control is None or self._tries or control.is_worth_asking(view.seq_id, count)):
                 continue
-            if (draft := self._propose(view)) is not None:
+            draft, survival = self._propose(view)
+            if draft is not None:
                 drafts[view.seq_id] = draft
+                guesses[view.seq_id] = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
             elif model is not None and (num_tokens := model.most(view, self._room(view))) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
-        guesses = {key: Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
         for key, (view, most, _) in unguessed.items():
             assert model is not None, "without a drafter nobody asks it"
             guesses[key] = model.guess(view, most, control, count)
@@ -212,7 +232,7 @@ class Speculative(Autoregressive):
         guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
-        rows = [row_after(first, first_row + i, guess[:i]) for i in range(1 + len(guess))]
+        rows = rows_along(first, guess)
         if masks is not None:
             rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
         if self._by_rule("typical", view):
@@ -267,24 +287,26 @@ class Speculative(Autoregressive):
     def draft_gain(self) -> float | None:
         return self._control and self._control.gain
 
-    def _propose(self, view: SequenceView) -> Draft | None:
-        """Return the draft that gains most, no longer than the output may still become."""
+    def _propose(self, view: SequenceView) -> tuple[Draft | None, Sequence[float]]:
+        """Return the draft that gains most, no longer than the output may still become, with `_survival` of it where
+        that had to be known."""
         if (room := self._room(view)) <= 0:
-            return None
+            return None, ()
         self._learn_in_hindsight(view)
-        best, best_gain = None, 0.0
+        best, best_gain, best_survival = None, 0.0, list[float]()
         for name, proposer in self._proposers.items():
             if (draft := proposer.propose(view, room)) is None:
                 continue
             draft = draft._replace(method=name)
             if self._control is None or len(self._proposers) == 1 or name == FORCED:
-                return draft
-            gain = sum(self._survival(self._control, view, draft))
-            better, worse = (draft, best) if gain > best_gain else (best, draft)
-            best, best_gain = better, max(gain, best_gain)
+                return draft, ()
+            survival = self._survival(self._control, view, draft)
+            gain, worse = sum(survival), draft
+            if gain > best_gain:
+                worse, best, best_gain, best_survival = best, draft, gain, survival
             if worse is not None:
                 self._set_aside(view, worse)
-        return best
+        return best, best_survival
 
     def _survival(self, control: DraftControl, view: SequenceView, draft: Draft) -> list[float]:
         """Return, for each token of a draft, the chance that it and all before it are accepted."""
