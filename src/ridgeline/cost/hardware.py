@@ -122,7 +122,7 @@ class Hardware:
         """Return the ceilings that a calibration has shares of."""
         if calibration is None or calibration.stream_bytes_per_s is None:
             return self
-        ops = {kind: [per_s] for kind, per_s in calibration.ops_per_s.items()}
+        ops: dict[InputKind, list[float]] = {kind: [per_s] for kind, per_s in calibration.ops_per_s.items()}
         return self.measured_now(calibration.num_threads, [calibration.stream_bytes_per_s], ops)
 
     @property
