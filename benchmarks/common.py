@@ -19,12 +19,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.probe import Moment, ceilings, find_native
+from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT, calibration
+from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.bench.report import Report, save_report
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.machine import usable_cores
+from ridgeline.cost.hardware import save_calibration
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.recording import Recording
 
 RESULTS = Path(__file__).parent / "results"
 STREAM_BYTES = 2**30
@@ -108,6 +118,25 @@ def step_s(llm: LLM, prompt: list[int], steps: int) -> float:
     params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
     times = [time.perf_counter() for _ in llm.stream(prompt, params)]
     return statistics.median(after - before for before, after in zip(times, times[1:]))
+
+
+def calibrate(config: EngineConfig) -> None:
+    """Fit the efficiencies of a model's ops on this machine, and keep them."""
+    threads = config.num_threads or usable_cores()
+    config = replace(config, cache=replace(config.cache, prefix_caching=False))
+    config = replace(config, scheduler=scheduler_config(MAX_BATCH, MAX_PROMPT))
+    hardware = ceilings(find_native())
+    level = hardware.machine.isa_level
+    moment = Moment(find_native(), level, threads) if level else None
+    profiler = Profiler(build_engine(config, lambda deltas: None), hardware, threads, moment=moment)
+    save_calibration(hardware.machine, calibration(profiler, threads))
+
+
+def step_seconds(recording: Recording) -> np.ndarray:
+    """Return what each step of a recording took: where they overlap, from the end of the one before to its own."""
+    assert recording.setup is not None
+    parts = ("run_s",) if recording.setup.depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
+    return np.sum([recording.steps[part] for part in parts], axis=0)
 
 
 def spread(values: Sequence[float], form: str) -> str:

@@ -11,31 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 
-from benchmarks.common import option_parser, save
+from benchmarks.common import calibrate, option_parser, save, step_seconds
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.backends.probe import Moment, ceilings, find_native
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
-from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT, calibration
 from ridgeline.bench.metrics import Results, summarize
-from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.bench.report import Report
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.config import EngineConfig
-from ridgeline.cost.hardware import save_calibration
 from ridgeline.engine.build import build_engine
-from ridgeline.engine.journal import SECONDS, Records
+from ridgeline.engine.priced import load_of
 from ridgeline.engine.recording import Recording, read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 from ridgeline.explain.replaying import replay
 from ridgeline.explain.simulation import run_simulated
-from ridgeline.program.pricing import Load
 
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
-STEP_PARTS = ("plan_s", "run_s", "commit_s", "render_s")  # run_s has batch_s and sample_s in it
-assert set(STEP_PARTS) < set(SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +57,6 @@ class SimulatorReport(Report):
     comparisons: list[Comparison]
 
 
-def calibrate(options: argparse.Namespace) -> None:
-    """Fit the efficiencies of this model's ops, and keep them."""
-    config = EngineConfig.of(options.model, num_threads=options.threads, enable_prefix_caching=False)
-    config = replace(config, scheduler=scheduler_config(MAX_BATCH, MAX_PROMPT))
-    hardware = ceilings(find_native())
-    level = hardware.machine.isa_level
-    moment = Moment(find_native(), level, options.threads) if level else None
-    profiler = Profiler(build_engine(config, lambda deltas: None), hardware, options.threads, moment=moment)
-    save_calibration(hardware.machine, calibration(profiler, options.threads))
-
-
 def requests_of(kind: str, path: Path, options: argparse.Namespace, machine: SimulatedMachine) -> list[BenchRequest]:
     """The trace's requests, cut to the context, at times stretched to the share of the capacity."""
     context = machine.setup.max_model_len
@@ -98,12 +80,6 @@ def run(config: EngineConfig, requests: list[BenchRequest], journal: Path) -> tu
     return summarize(log), read_recording(journal)
 
 
-def load_of_spans(spans: Records) -> Load:
-    """What a recorded step computed."""
-    pairs = zip(spans["num_tokens"].tolist(), (spans["start"] + spans["num_tokens"]).tolist())
-    return Load(tuple(pairs), int(spans["num_rows"].sum()))
-
-
 def compare(name: str, machine: SimulatedMachine, requests: list[BenchRequest], config: EngineConfig) -> Comparison:
     """Simulate, run, and put the figures side by side."""
     started = time.process_time()
@@ -115,10 +91,9 @@ def compare(name: str, machine: SimulatedMachine, requests: list[BenchRequest], 
     for latency, quantile in LATENCIES:
         one, other = (getattr(getattr(each.latencies, latency), quantile) for each in (simulated, measured))
         errors[f"{latency} {quantile}"] = one / other - 1
-    off = [
-        abs(machine.step_time.seconds(load_of_spans(recording.spans_of(step))) / sum(step[p] for p in STEP_PARTS) - 1)
-        for step in recording.steps[16:]
-    ]
+    pairs = zip(recording.steps[16:], step_seconds(recording)[16:])
+    seconds = machine.step_time.seconds
+    off = [abs(seconds(load_of(recording.spans_of(s)), is_anew=not s["span_shift"]) / took - 1) for s, took in pairs]
     deciles = quantiles(off, n=10)
     return Comparison(
         trace=name,
@@ -171,10 +146,10 @@ def main() -> None:
     traces = {name: path for name, path in (("azure", options.azure), ("mooncake", options.mooncake)) if path}
     if not traces:
         parser.error("give --azure FILE, --mooncake FILE or both")
-    calibrate(options)
     config = EngineConfig.of(
         options.model, num_threads=options.threads, max_num_seqs=options.max_num_seqs, tuning="default"
     )
+    calibrate(config)
     machine = simulated_machine(config)
     comparisons = [
         compare(name, machine, requests_of(name, path, options, machine), config) for name, path in traces.items()

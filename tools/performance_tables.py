@@ -100,6 +100,26 @@ def roof() -> Iterator[Figure]:
             yield Figure(*of, machine, result["created_utc"], text)
 
 
+def predictions() -> str:
+    """Return a Markdown table of how far predicted step times are from measured ones, newest results alone."""
+    newest: dict[tuple[str, ...], tuple[str, str, dict]] = {}
+    for machine, link, result in results("predict"):
+        for cell in result["cells"]:
+            of = machine, cell["model"], cell["calibrated_on"], cell["format"]
+            if of not in newest or newest[of][0] < result["created_utc"]:
+                newest[of] = result["created_utc"], link, cell
+    head = "model", "weights", "CPU", "steps", "step", "error, median", "p90", "of decode steps", "with prompts"
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (machine, model, fitted, scheme), (_, link, cell) in newest.items():
+        name = model if fitted == model else f"{model}, fitted on {fitted}"
+        errors = [f"{100 * cell[of]['median']:.0f} %" if cell[of] else "" for of in ("decode", "with_prompts")]
+        every = cell["all"]
+        figures = f"{100 * every['median']:.1f} %", f"{100 * every['p90']:.0f} %", *errors
+        first = f"{every['num_steps']:,}", f"[{cell['median_step_ms']:.2f} ms]({link})"
+        lines.append(f"| {' | '.join((name, scheme, MACHINES[machine], *first, *figures))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _quantity(value: float, cell: str) -> str:
     return f"{value:.2f} s" if cell == "start" else f"{value:,.1f} tok/s" if value < 100 else f"{value:,.0f} tok/s"
 
@@ -134,6 +154,7 @@ def sections() -> dict[str, str]:
     return {
         "peers": tables(peers(), "### {}", "workload | weights", CELLS),
         "roof": tables(roof(), "**{}**", "step | weights", STEPS),
+        "predict": predictions(),
     }
 
 

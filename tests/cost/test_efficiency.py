@@ -46,7 +46,7 @@ def test_what_was_never_bound_that_way_is_unknown():
 
 
 def test_shares_stay_within_bounds_and_say_so():
-    slow = [Sample("x", str(i), 0.0, size, 10 * size) for i, size in enumerate((1e-3, 2e-3, 3e-3))]
+    slow = [Sample("x", str(i), 0.0, size, 100 * size) for i, size in enumerate((1e-3, 2e-3, 3e-3))]
     (fitted,) = fit(slow).values()
     assert fitted.memory_share == BOUNDS[0]
     assert {fitted.compute_share, fitted.memory_share} & {*BOUNDS}
@@ -93,3 +93,29 @@ def test_predictions_of_unknown_kinds_are_unknown():
     known = calibration({"linear": Efficiency(None, 0.5, 2.0, 0.0, 9, 0.0, 0.0)})
     assert known.predict("linear", 0.0, 1.0) == 2.0
     assert known.predict("attention", 0.0, 1.0) is None
+
+
+def test_what_took_more_than_shares_say_is_a_bend():
+    truth = Efficiency(0.6, 0.9, 8.0, 0.0)
+    sizes = [(2.0**n * 1e-4, 1e-4) for n in range(-4, 5)]
+    slow = [Sample("x", str(c), c, m, truth.predict(c, m) * (1.5 if c == 4e-4 else 1.0)) for c, m in sizes]
+    (fitted,) = fit(slow).values()
+    assert fitted.predict(4e-4, 1e-4) == pytest.approx(1.5 * truth.predict(4e-4, 1e-4), rel=1e-6)
+    assert fitted.predict(16e-4, 1e-4) == pytest.approx(truth.predict(16e-4, 1e-4), rel=1e-6)
+    assert fitted.predict(8e-3, 1e-5) == pytest.approx(truth.predict(8e-3, 1e-5), rel=1e-6)  # beyond all samples
+    between = fitted.predict(4e-4 * 2**0.5, 1e-4) / truth.predict(4e-4 * 2**0.5, 1e-4)
+    assert between == pytest.approx(1.25, rel=0.02)
+
+
+def test_older_efficiencies_become_shares_of_newer_ceilings(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old = Efficiency(0.5, 0.6, 2.0, 1e-6)
+    hardware.save_calibration(
+        MACHINE, calibration({"linear bf16 w2": old}, stream_bytes_per_s=4e10, ops_per_s={"bf16": 1e12, "f32": 1e11})
+    )
+    newer = {"stream_bytes_per_s": 5e10, "ops_per_s": {"bf16": 8e11, "f32": 1e11}}
+    hardware.save_calibration(MACHINE, calibration({"embed f32 w2": old}, **newer))
+    found = hardware.load_calibration(MACHINE, 2).efficiencies
+    assert found["embed f32 w2"] == old
+    assert found["linear bf16 w2"].memory_share == pytest.approx(0.6 * 4 / 5)
+    assert found["linear bf16 w2"].compute_share == pytest.approx(0.5 * 10 / 8)

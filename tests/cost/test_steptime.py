@@ -96,3 +96,16 @@ def test_the_rest_is_some_for_a_step_and_some_for_each_sequence():
     assert rest.of(8) == pytest.approx(210e-6)
     assert fit_rest([(4, 1e-3), (4, 2e-3)]) is None
     assert fit_rest([(1, 5e-3), (16, 1e-3)]).sequence_s == 0  # noise: more sequences do not take less
+
+
+def test_a_step_that_is_laid_out_anew_takes_more():
+    plain = [(count, 50e-6 + 20e-6 * count) for count in (1, 4, 16)]
+    rest = fit_rest(plain, [(count, seconds + 100e-6 + 5e-6 * count) for count, seconds in plain])
+    assert rest.of(8) == pytest.approx(210e-6)
+    assert rest.of(8, is_anew=True) == pytest.approx(350e-6)
+    program = lower(spec_of("python-1m"))
+    known = Calibration(version=VERSION, num_threads=1, measured_at="", efficiencies={}, held_out_error=None, rest=rest)
+    predicted = StepTime(program, pieces_of(program), Cached(0), 1, known)
+    load, prompt = Load.decode(4, 100), Load(((4, 4),), 1)
+    assert predicted.seconds(load, is_anew=True) - predicted.seconds(load) == pytest.approx(120e-6)
+    assert predicted.seconds(prompt) - predicted.seconds(prompt, is_anew=False) == pytest.approx(105e-6)

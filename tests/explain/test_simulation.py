@@ -13,6 +13,7 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.engine.build import build_engine
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.simulation import run_simulated
 
@@ -166,3 +167,9 @@ def test_load_decides_when_requests_come():
     assert found.results.duration_s == pytest.approx(8, rel=0.05)
     with pytest.raises(ConfigError, match="must be one of ttft, tpot, e2el"):
         explain.simulate("llama-3-8b", hardware="h100-sxm", goodput="speed:3")
+
+
+@pytest.mark.parametrize("options", [{"num_threads": 2}, {"num_threads": 1}, {"backend": "reference"}], ids=str)
+def test_plans_are_made_as_far_ahead_as_the_engine_makes_them(options):
+    config = EngineConfig.of("python-1m", tuning="default", **options)
+    assert simulated_machine(config).setup.depth == build_engine(config, lambda deltas: None).setup.depth

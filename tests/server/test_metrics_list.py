@@ -406,6 +406,7 @@ class EqualCalibration:
     """Everything takes what its limits say."""
 
     rest = Rest(1e-6, 1e-6)
+    stream_bytes_per_s = None  # shares of the ceilings as they are
 
     def predict(self, key: str, compute_s: float, moving_s: float) -> float:
         return 1e-6 + compute_s + moving_s

@@ -68,6 +68,11 @@ class BackendPlan(Protocol):
         """Memory of the device that weights, cache and workspace may take together."""
         ...
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step will be computed while the loop does something else."""
+        ...
+
     def state_size(self, state: State) -> StateSize:
         """Return what one state of the program keeps in the cache."""
         ...

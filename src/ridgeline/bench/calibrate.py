@@ -2,17 +2,21 @@
 
 import time
 from datetime import UTC, datetime
+from statistics import median
 
-from ridgeline.bench.profile import Profiler
+from ridgeline.bench.profile import Profiler, StepProfile
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.efficiency import VERSION, Calibration, fit, fit_rest, held_out_error
+from ridgeline.cost.efficiency import VERSION, Calibration, Sample, fit, fit_rest, held_out_error
 
 LIMIT_S = 60.0
-NUM_STEPS = 3
-DECODES = ((1, 64), (4, 96), (8, 64), (1, 256), (16, 64), (4, 256), (1, 768))  # (batch, context in tokens)
-MAX_BATCH = max(batch for batch, _ in DECODES)
-PROMPTS = (16, 4, 64, 128, 32, 256)  # tokens
-MAX_PROMPT = max(PROMPTS)
+MIN_STEPS, MAX_STEPS, STEPS_S = 3, 12, 0.03  # of a kind, and about how long they take together
+REPEATS, CHEAP_S = 8, 1.0  # they are timed so often, in so many seconds
+LOADS = (  # sequences, and the context in which each decodes, or else the tokens of the prompt that each has
+    (1, 64, 0), (1, 0, 16), (4, 96, 0), (1, 0, 4), (8, 64, 0), (1, 0, 64), (1, 256, 0), (1, 0, 128), (16, 64, 0),
+    (1, 0, 32), (8, 0, 2), (2, 96, 0), (1, 0, 8), (4, 256, 0), (1, 0, 256), (16, 0, 4), (1, 768, 0),
+)  # fmt: skip
+MAX_BATCH = max(batch for batch, _, _ in LOADS)
+MAX_PROMPT = max(prompt for _, _, prompt in LOADS)
 
 
 def calibration(profiler: Profiler, num_threads: int) -> Calibration:
@@ -21,27 +25,40 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     Sizes beyond the engine's context are left out, and so is what would pass LIMIT_S. The engine needs room for
     MAX_BATCH sequences and steps of MAX_PROMPT tokens. Raises ConfigError where nothing could be timed.
     """
-    started, slowest, max_tokens = time.monotonic(), 0.0, profiler.max_model_len
-    for (batch, context), prompt in zip(DECODES, (*PROMPTS, 0)):
-        for work in ("decode", "prefill"):
-            begun = time.monotonic()
-            if begun - started + 2 * slowest > LIMIT_S:
-                break
+    started, slowest, max_tokens, num_steps = time.monotonic(), 0.0, profiler.max_model_len, MIN_STEPS
+    samples: list[Sample] = []
+    rests: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+    for batch, context, prompt in LOADS:
+        begun, found = time.monotonic(), list[tuple[StepProfile, list[Sample]]]()
+        if max(context, prompt + 1) > max_tokens or begun - started + 2 * slowest > LIMIT_S:
+            continue
+        while len(found) < REPEATS and (not found or time.monotonic() - begun < CHEAP_S):
             try:
-                if work == "decode" and context <= max_tokens:
-                    profiler.decode(batch, context, NUM_STEPS)
-                elif work == "prefill" and 0 < prompt < max_tokens:
-                    profiler.prefill(prompt, NUM_STEPS)
+                if context:
+                    profile = profiler.decode(batch, context, num_steps)
+                else:
+                    profile = profiler.prefill(prompt, num_steps, count=batch)
             except ConfigError:
-                continue  # the cache has no room for so many
+                break  # the cache has no room for so many
+            found.append((profile, profiler.samples))
+            num_steps = min(max(int(STEPS_S / profile.step_s), MIN_STEPS), MAX_STEPS)
             slowest = max(slowest, time.monotonic() - begun)
-    if not profiler.samples:
+        if found:
+            best, best_samples = min(found, key=lambda each: each[0].step_s)  # the others were disturbed
+            samples += best_samples
+            rests[not context].append((batch, best.outside_s))
+    if not samples:
         raise ConfigError("no step could be timed: raise --context or the cache's bytes")
     return Calibration(
         version=VERSION,
         num_threads=num_threads,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        efficiencies=fit(profiler.samples),
-        held_out_error=held_out_error(profiler.samples),
-        rest=fit_rest(profiler.rests),
+        efficiencies=fit(samples),
+        held_out_error=held_out_error(samples),
+        rest=fit_rest(*rests),
+        stream_bytes_per_s=median(each.stream(num_threads) for each in profiler.moments),
+        ops_per_s={
+            kind: median(each.peak(kind, num_threads) or 0.0 for each in profiler.moments)
+            for kind in profiler.moments[0].ops_per_s
+        },
     )

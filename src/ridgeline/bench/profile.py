@@ -25,7 +25,7 @@ from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
 from ridgeline.program.pricing import Load, OpCost
 
-WARM_STEPS = 2
+WARM_STEPS = 2  # at least
 READINGS = 4  # of the ceilings, before the steps and after them
 MIN_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
 LAYER = re.compile(r"^layers\.\d+\.")
@@ -85,6 +85,10 @@ class StepProfile:
         return sum(op.measured_s for op in self.ops)
 
     @property
+    def outside_s(self) -> float:
+        return self.step_s - self.measured_ops_s
+
+    @property
     def limit_s(self) -> float:
         return sum(op.limit_s for op in self.ops)
 
@@ -119,8 +123,8 @@ class Profiler:
         self.max_model_len = engine.info.max_model_len
         self._moment, self._now = moment, hardware
         self.calibration: Calibration | None = None  # has the efficiencies to predict with; without it, nothing is
-        self.samples: list[Sample] = []  # of every profile so far
-        self.rests: list[tuple[int, float]] = []  # sequences of its steps, and their seconds outside the ops
+        self.moments: list[Hardware] = []  # ceilings, at each profile
+        self.samples: list[Sample] = []  # of the last one
         self.times_ops = False  # in the next step
         self._last: _Step | None = None
         engine.executor.observer = self
@@ -140,7 +144,7 @@ class Profiler:
         """
         # While the last prompts are computed, at least MIN_CHUNK tokens a step, the first sequences decode already.
         early = batch + -(-(batch - 1) * context // MIN_CHUNK) if batch > 1 else 0
-        prompt = context - WARM_STEPS - 2 * num_steps - early - 2
+        prompt = context - _num_warm(num_steps) - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
                 f"{num_steps} timed steps of {batch} sequences do not fit in a context of {context} tokens: "
@@ -153,13 +157,19 @@ class Profiler:
         steps = self._alternate(num_steps, lambda: None)
         for request in requests:
             self._loop.abort(request.request_id)
-        self._loop.process_input_queue()
+        while self._loop.step():  # what was in flight
+            pass
         return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
 
-    def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
-        """Profile steps that compute a prompt of `prompt` tokens and sample one token."""
-        steps = self._alternate(num_steps, lambda: self._loop.submit(self._request(prompt, 1)))
-        return self._profile(f"prefill of {prompt:,} tokens", steps, by_layer)
+    def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False, count: int = 1) -> StepProfile:
+        """Profile steps that compute `count` prompts of `prompt` tokens and sample one token of each."""
+
+        def ask() -> None:
+            for _ in range(count):
+                self._loop.submit(self._request(prompt, 1))
+
+        steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
+        return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
@@ -178,16 +188,20 @@ class Profiler:
 
     def _alternate(self, num_steps: int, before: Callable[[], None]) -> list[_Step]:
         """Run warm steps, which are left out, then `num_steps` of each kind in turn, those without a clock first."""
-        self._now, readings = self._hardware, self._readings()
+        readings = self._readings()
         steps: list[_Step] = []
-        for index in range(WARM_STEPS + 2 * num_steps):
+        for index in range(_num_warm(num_steps) + 2 * num_steps):
             before()
             steps.append(self._step(times_ops=index % 2 == 1))
         readings += self._readings()
+        self._now = self._hardware
         if readings:
             ops: dict[InputKind, list[float]] = {kind: [each[kind] for _, each in readings] for kind in readings[0][1]}
             self._now = self._hardware.measured_now(self._num_threads, [read for read, _ in readings], ops)
-        return steps[WARM_STEPS:]
+        self.moments.append(self._now)
+        for step in steps:  # not between them: the other threads would stop and wait
+            step.ops = list(step.times.ops)
+        return steps[_num_warm(num_steps) :]
 
     def _readings(self) -> list[tuple[float, dict[InputKind, float]]]:
         return [self._moment.read() for _ in range(READINGS)] if self._moment else []
@@ -203,7 +217,7 @@ class Profiler:
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
         _, (record,) = journal.read(journal.num_written - 1)
-        step.step_s, step.ops = elapsed_s, list(step.times.ops)  # made now: they are no part of the step
+        step.step_s = elapsed_s
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
         if self._overlaps:
             step.step_s = step.times.run_s
@@ -222,7 +236,6 @@ class Profiler:
         (behind if self._overlaps else rest).update(deciding)
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
-        self.rests.append((len(timed[0].load.spans), sum(rest.values()) - rest["between ops"]))  # those are the clock's
         return StepProfile(
             name=name,
             num_steps=len(timed),
@@ -240,6 +253,7 @@ class Profiler:
     def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
         """Compute means over the steps, ops in the order in which they first ran."""
         rows: dict[tuple[str, str], list[_TimedOp]] = {}
+        self.samples = []
         for step in steps:
             costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.ops], step.load)
             memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
@@ -262,6 +276,11 @@ class _TimedOp:
     cost: OpCost
     limit: Prediction
     seconds: float
+
+
+def _num_warm(num_steps: int) -> int:
+    """Return how many steps warm up: an even number, so that those with a clock are every second one."""
+    return max(WARM_STEPS, num_steps // 4 * 2)
 
 
 def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibration: Calibration | None) -> OpProfile:

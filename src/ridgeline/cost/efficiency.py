@@ -7,24 +7,25 @@ small grids; shares stay within BOUNDS, and one at a bound is a finding. Cached 
 """
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from math import log2
 from statistics import median
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from ridgeline.program.pricing import ElementBytes
 
-VERSION = 2  # raised when the model of an op's time changes: fits of another version are not used
-BOUNDS = (0.3, 1.05)
+VERSION = 3  # raised when the model of an op's time changes: fits of another version are not used
+BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
 # 1: arithmetic and memory one after the other; 8: nearly the roofline's maximum
 POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
+BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 
 
@@ -51,14 +52,20 @@ def key_of(work: OpTiming) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Holds the seconds of a step outside its ops: planning, sampling, taking in; some for each sequence."""
+    """Holds the seconds of a step outside its ops: planning, sampling, taking in; some for each sequence.
+
+    A step that is not the one before with each sequence a token on takes more: it is laid out anew.
+    """
 
     step_s: float
     sequence_s: float
+    anew_s: float = 0.0
+    anew_sequence_s: float = 0.0
 
-    def of(self, num_seqs: int) -> float:
+    def of(self, num_seqs: int, *, is_anew: bool = False) -> float:
         """Return the seconds around a step of `num_seqs` sequences."""
-        return max(0.0, self.step_s + self.sequence_s * num_seqs)
+        more_s = self.anew_s + self.anew_sequence_s * num_seqs if is_anew else 0.0
+        return max(0.0, self.step_s + self.sequence_s * num_seqs) + max(0.0, more_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,9 @@ class Sample:
 class Efficiency:
     """Holds the fit of one kind of op. A share is None where no sample was bound that way: times there are unknown.
 
-    Errors are |predicted - measured| ÷ measured over `num_samples` samples.
+    `bends` has what the samples took beside that, as factors, by the binary logarithm of compute over memory: blocks of
+    rows that are not full, experts that many tokens share. Errors are |predicted - measured| ÷ measured over
+    `num_samples` samples.
     """
 
     compute_share: float | None
@@ -86,24 +95,38 @@ class Efficiency:
     num_samples: int = 0
     median_error: float = 0.0
     worst_error: float = 0.0
+    bends: tuple[tuple[float, float], ...] = ()
 
     def predict(self, compute_s: float, memory_s: float) -> float | None:
         """Return the seconds of an op with these limits; None where nothing alike was measured."""
         compute_share, memory_share = self.compute_share, self.memory_share
         if compute_share is None and memory_share is None:
             return self.overhead_s if compute_s == memory_s == 0 else None
-        if (compute_share is None and compute_s > memory_s) or (memory_share is None and memory_s > compute_s):
+        unknown = (compute_share is None, compute_s, memory_s), (memory_share is None, memory_s, compute_s)
+        if any(is_unknown and one > DOMINANT * other for is_unknown, one, other in unknown):
             return None
         times = (compute_s / (compute_share or memory_share or 1), memory_s / (memory_share or compute_share or 1))
         longest = max(times)
         if longest == 0:
             return self.overhead_s
-        return self.overhead_s + longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
+        seconds = self.overhead_s + longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
+        return seconds * self._bend(compute_s, memory_s) if self.bends else seconds
+
+    def _bend(self, compute_s: float, memory_s: float) -> float:
+        at = log2(compute_s / memory_s) if compute_s and memory_s else 0.0
+        after = bisect(self.bends, (at, math.inf))
+        if not 0 < after < len(self.bends):
+            return self.bends[min(after, len(self.bends) - 1)][1]
+        (left, low), (right, high) = self.bends[after - 1 : after + 1]
+        return low + (high - low) * (at - left) / (right - left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Holds the efficiencies of a machine by key. `held_out_error` is the median over loads left out of the fit."""
+    """Holds the efficiencies of a machine by key. `held_out_error` is the median over loads left out of the fit.
+
+    Shares are those of `stream_bytes_per_s` and `ops_per_s`, the ceilings of the same minutes, where these are known.
+    """
 
     version: int
     num_threads: int
@@ -111,11 +134,31 @@ class Calibration:
     efficiencies: Mapping[str, Efficiency]
     held_out_error: float | None
     rest: Rest | None = None  # None: not measured
+    stream_bytes_per_s: float | None = None
+    ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 
     def predict(self, key: str, compute_s: float, memory_s: float) -> float | None:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
         known = self.efficiencies.get(key)
         return None if known is None else known.predict(compute_s, memory_s)
+
+    def rebased(self, newer: "Calibration") -> Mapping[str, Efficiency]:
+        """Return the efficiencies as shares of the ceilings of a newer calibration."""
+        if self.stream_bytes_per_s is None or newer.stream_bytes_per_s is None:
+            return self.efficiencies
+        memory = self.stream_bytes_per_s / newer.stream_bytes_per_s
+        compute = {
+            kind: per_s / newer.ops_per_s[kind] for kind, per_s in self.ops_per_s.items() if kind in newer.ops_per_s
+        }
+        found: dict[str, Efficiency] = {}
+        for key, each in self.efficiencies.items():
+            factor = next((ratio for kind, ratio in compute.items() if kind == key.split()[1]), 1.0)
+            shares = (
+                each.compute_share and each.compute_share * factor,
+                each.memory_share and each.memory_share * memory,
+            )
+            found[key] = replace(each, compute_share=shares[0], memory_share=shares[1])
+        return found
 
 
 def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
@@ -132,7 +175,7 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
         candidates = (_candidate(found, power, part * shortest) for power, part in product(POWERS, OVERHEADS))
         best = min(candidates, key=lambda each: (each.median_error, each.worst_error))
         if best.median_error < math.inf:
-            fitted[key] = best
+            fitted[key] = _bent(best, found)
     return fitted
 
 
@@ -168,10 +211,38 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
     return Efficiency(compute, memory, power, overhead_s, len(samples), median(finite), max(finite))
 
 
-def fit_rest(seconds: Sequence[tuple[int, float]]) -> Rest | None:
-    """Fit what steps of some numbers of sequences took beyond their ops, by least squares; None from too few."""
-    if len({count for count, _ in seconds}) < 2:
+def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
+    """Return a fit with what samples took more or less than it says, at the median of those that are bound alike."""
+    alike: dict[int, list[tuple[float, float]]] = {}
+    for sample in samples:
+        predicted = plain.predict(sample.compute_s, sample.memory_s)
+        if predicted and sample.compute_s and sample.memory_s:
+            at = log2(sample.compute_s / sample.memory_s)
+            alike.setdefault(round(at / BEND), []).append((at, sample.measured_s / predicted))
+    bends = ((median(at for at, _ in each), median(factor for _, factor in each)) for each in alike.values())
+    low, high = BENDS
+    found = replace(plain, bends=tuple(sorted((at, min(max(factor, low), high)) for at, factor in bends)))
+    times = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
+    errors = [abs(time / measured - 1) for time, measured in times if time is not None]
+    return replace(found, median_error=median(errors), worst_error=max(errors))
+
+
+def fit_rest(seconds: Sequence[tuple[int, float]], anew: Sequence[tuple[int, float]] = ()) -> Rest | None:
+    """Fit what steps of some numbers of sequences took beyond their ops, by medians; None from too few.
+
+    `anew` has those of steps that were laid out anew.
+    """
+    if (line := _line(seconds)) is None:
         return None
-    counts, rest_s = zip(*seconds)
-    slope, step_s = np.polyfit(counts, rest_s, 1).tolist()
-    return Rest(step_s, max(0.0, slope))
+    rest = Rest(*line)
+    more = [(count, rest_s - rest.of(count)) for count, rest_s in anew]
+    return Rest(*line, *(_line(more) or (median(each for _, each in more), 0.0))) if more else rest
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+    """Return the median line through points, which does not fall; None where all are at one place."""
+    slopes = [(b - a) / (m - n) for (n, a), (m, b) in combinations(points, 2) if n != m]
+    if not slopes:
+        return None
+    slope = max(0.0, median(slopes))
+    return median(y - slope * x for x, y in points), slope

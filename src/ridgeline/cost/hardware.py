@@ -118,6 +118,13 @@ class Hardware:
         newer = {kind: {num_threads: Ceiling.of(ops)} for kind, ops in ops_per_s.items()}
         return replace(self, stream_bytes_per_s=stream, ops_per_s={**self.ops_per_s, **newer})
 
+    def calibrated(self, calibration: Calibration | None) -> "Hardware":
+        """Return the ceilings that a calibration has shares of."""
+        if calibration is None or calibration.stream_bytes_per_s is None:
+            return self
+        ops: dict[InputKind, list[float]] = {kind: [per_s] for kind, per_s in calibration.ops_per_s.items()}
+        return self.measured_now(calibration.num_threads, [calibration.stream_bytes_per_s], ops)
+
     @property
     def is_shared(self) -> bool:
         """Whether somebody else's work runs on the core at the same time: it retires now more, now less a cycle."""
@@ -222,7 +229,7 @@ def save_calibration(machine: Machine, calibration: Calibration) -> Path:
     """
     cached = _read(machine)
     same = load_calibration(machine, calibration.num_threads)
-    merged = {**(same.efficiencies if same else {}), **calibration.efficiencies}
+    merged = {**(same.rebased(calibration) if same else {}), **calibration.efficiencies}
     others = (each for each in cached.calibrations if each.num_threads != calibration.num_threads)
     return _write(replace(cached, calibrations=(*others, replace(calibration, efficiencies=merged))))
 

@@ -13,7 +13,7 @@ from ridgeline.cost.datasheets import Datasheet
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.prices import Pricer, step_sizes
 from ridgeline.program.op import Program
-from ridgeline.program.pricing import ElementBytes, Load, OpCost
+from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost
 
 WeightKind = Literal[
     "f32", "bf16", "int8", "int4", "int8_groups", "int8_minima", "int4_minima", "nf4", "fp4", "e4m3",
@@ -67,11 +67,16 @@ class Roofline:
 
 
 def costs_of(program: Program, pieces: Sequence[Piece], load: Load) -> list[OpCost]:
-    """Return what each piece has to compute and move for `load`: its ops as one group, nothing where it has none."""
+    """Return what each piece has to compute and move for `load`: its ops as one group, or it samples."""
     ops, sizes = {op.label: op for op in program.ops}, step_sizes(load)
-    pricers = {element: Pricer(program, element) for _, element in pieces}
+    pricers, plain = {element: Pricer(program, element) for _, element in pieces}, sampling_cost(program, load)
     priced = (pricers[element].together([ops[name] for name in names]) for names, element in pieces)
-    return [sum((price.cost(load, sizes) for price in prices), OpCost()) for prices in priced]
+    return [sum((price.cost(load, sizes) for price in prices), OpCost()) if prices else plain for prices in priced]
+
+
+def sampling_cost(program: Program, load: Load) -> OpCost:
+    """Return what it takes to look at the logits of a step once."""
+    return OpCost(activation_bytes=FLOAT32_BYTES * load.num_rows * program.vocab_size)
 
 
 def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
-from ridgeline.cost.roofline import Ceilings, Roofline
+from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
@@ -52,31 +52,36 @@ class StepTime:
         self._calibration, self._is_limit = calibration, is_limit
         self.unfitted: set[str] = set()
         self._pieces = _priced(program, pieces)
-        self._constant_s = sum(self._seconds(key_of(p), 0.0, 0.0) for p in pieces if not p.ops)
-        self._by_size: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._sampling, self._program = [key_of(p) for p in pieces if not p.ops], program
+        self._bytes: dict[tuple[int, int], float] = {}
+        self._fixed_s: dict[tuple[int, int, bool], float] = {}
         fitted = calibration.rest if calibration is not None else None
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 
-    def seconds(self, load: Load) -> float:
-        """Return the predicted seconds of a step."""
+    def seconds(self, load: Load, *, is_anew: bool | None = None) -> float:
+        """Return the predicted seconds of a step; with `is_anew` None, one that computes prompts is laid out anew."""
         size = load.num_tokens, load.num_rows
-        if (known := self._by_size.get(size)) is None:
-            known = self._by_size[size] = self._of_size(load)
-        memory_bytes, cached_s, streamed_s = known
-        varying = [(piece, piece.price.cost(load)) for piece in self._pieces if piece.depends_on_spans]
-        memory_bytes += sum(piece.price.count * _memory_bytes(cost) for piece, cost in varying)
+        if size not in self._bytes:
+            self._bytes[size] = _memory_bytes(self._costs(load, varying=False))
+        varying = self._costs(load, varying=True)
+        memory_bytes = self._bytes[size] + _memory_bytes(varying)
+        is_cached = memory_bytes <= self._ceilings.cache_bytes
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
-        total_s = cached_s if memory_bytes <= self._ceilings.cache_bytes else streamed_s
-        for piece, cost in varying:
-            total_s += piece.price.count * self._of_piece(piece, cost, roofline)
-        return total_s + self._constant_s + self.rest.of(len(load.spans))
+        if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
+            costs = self._costs(load, varying=False)
+            fixed_s = self._of_pieces(costs, roofline)
+            sampling = roofline.predict(sampling_cost(self._program, load), "f32").moving_s
+            fixed_s += sum(self._seconds(key, 0.0, sampling) for key in self._sampling)
+            self._fixed_s[*size, is_cached] = fixed_s
+        anew = load.num_tokens > len(load.spans) if is_anew is None else is_anew
+        return self._of_pieces(varying, roofline) + fixed_s + self.rest.of(len(load.spans), is_anew=anew)
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
         costs = [(piece, piece.price.cost(load)) for piece in self._pieces]
         total = sum((cost * piece.price.count for piece, cost in costs), OpCost())
-        roofline = Roofline(self._ceilings, self._num_threads, _memory_bytes(total))
+        roofline = Roofline(self._ceilings, self._num_threads, _memory_bytes(costs))
         found: dict[str, float] = {}
         for piece, cost in costs:
             limit = roofline.predict(cost, piece.inputs)
@@ -93,19 +98,17 @@ class StepTime:
         kinds: list[InputKind] = sorted({piece.inputs for piece in self._pieces})
         return {kind: peak for kind in kinds if (peak := self._ceilings.peak(kind, self._num_threads)) is not None}
 
-    def _of_size(self, load: Load) -> tuple[float, float, float]:
-        """Return bytes from memory, and seconds with and without them in the cache, of what no span decides."""
-        fixed = [(piece, piece.price.cost(load)) for piece in self._pieces if not piece.depends_on_spans]
-        cached, streamed = (Roofline(self._ceilings, self._num_threads, num_bytes) for num_bytes in (0, float("inf")))
-        return (
-            sum(piece.price.count * _memory_bytes(cost) for piece, cost in fixed),
-            sum(piece.price.count * self._of_piece(piece, cost, cached) for piece, cost in fixed),
-            sum(piece.price.count * self._of_piece(piece, cost, streamed) for piece, cost in fixed),
-        )
+    def _costs(self, load: Load, *, varying: bool) -> list[tuple[_Priced, OpCost]]:
+        """Return what one costs of the pieces that spans decide about, or of the others."""
+        return [(each, each.price.cost(load)) for each in self._pieces if each.depends_on_spans is varying]
 
-    def _of_piece(self, piece: _Priced, cost: OpCost, roofline: Roofline) -> float:
-        limit = roofline.predict(cost, piece.inputs)
-        return limit.seconds if self._is_limit else self._seconds(piece.key, limit.compute_s, limit.moving_s)
+    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline) -> float:
+        total_s = 0.0
+        for piece, cost in costs:
+            limit = roofline.predict(cost, piece.inputs)
+            one_s = limit.seconds if self._is_limit else self._seconds(piece.key, limit.compute_s, limit.moving_s)
+            total_s += piece.price.count * one_s
+        return total_s
 
     def _seconds(self, key: str, compute_s: float, moving_s: float) -> float:
         if self._is_limit:
@@ -126,8 +129,8 @@ def pieces_of(program: Program, element: ElementBytes, inputs: InputKind) -> Seq
     ]
 
 
-def _memory_bytes(cost: OpCost) -> float:
-    return cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
+def _memory_bytes(costs: Sequence[tuple[_Priced, OpCost]]) -> float:
+    return sum(piece.price.count * (c.weight_bytes + c.kv_read_bytes + c.kv_write_bytes) for piece, c in costs)
 
 
 def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:

@@ -37,7 +37,8 @@ def step_time_of(config: EngineConfig, program: Program, plan: "BackendPlan", ha
     from ridgeline.cost.steptime import StepTime  # not before the first token
 
     num_threads, _ = choose_threads(config)
-    return StepTime(program, plan.pieces(), hardware, num_threads, load_calibration(hardware.machine, num_threads))
+    calibration = load_calibration(hardware.machine, num_threads)
+    return StepTime(program, plan.pieces(), hardware.calibrated(calibration), num_threads, calibration)
 
 
 def load_of(spans: Records) -> Load:
@@ -103,7 +104,7 @@ class StepPrices:
         spans = spans[: int(step["num_spans"])]
         spans["start"] += step["span_shift"]
         asked, measured_s = load_of(spans), float(step["run_s"])
-        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked)
+        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, is_anew=not step["span_shift"])
         sums.num_steps += 1
         sums.measured_s += measured_s
         sums.error_s += abs(measured_s - predicted_s)

@@ -12,6 +12,7 @@ from ridgeline.backends.host import choose_threads
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
+from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.account import weight_bytes
@@ -21,6 +22,7 @@ from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.steptime import StepTime, pieces_of
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.engine import setup_of
+from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.priced import step_time_of
 from ridgeline.engine.recording import EngineSetup
@@ -113,7 +115,9 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
 
 def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int) -> EngineSetup:
     sizing = choose_sizes(plan, config, program.states, max_positions, all_rows=False)
-    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth=1)
+    ahead = plan.overlaps and CacheManager(sizing.layout).plans_ahead
+    depth = (OverlappedExecutor if ahead else InlineExecutor).depth
+    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth)
 
 
 class _SheetPlan:
@@ -139,6 +143,10 @@ class _SheetPlan:
     def available_bytes(self) -> int:
         memory_bytes = self._sheet.memory_bytes
         return 1 << 60 if memory_bytes is None else int(DEVICE_SHARE * memory_bytes)
+
+    @property
+    def overlaps(self) -> bool:
+        return False  # its steps take the least time, and nothing else takes any
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):

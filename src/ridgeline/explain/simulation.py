@@ -234,9 +234,12 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    executor = PricedExecutor(
-        clock, machine.setup.depth, lambda plan: slower * machine.step_time.seconds(load_of(plan))
-    )
+    seconds = machine.step_time.seconds
+
+    def lasting(plan: StepPlan) -> float:
+        return slower * seconds(load_of(plan), is_anew=not plan.follows)
+
+    executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
     recording = recorder.recording(loop.journal)

@@ -37,6 +37,7 @@ class ToyPlan:
     choices: Mapping[str, Choice]
     weight_bytes: int = 1 << 20
     available_bytes: int = 1 << 24
+    overlaps: bool = False
 
     def state_size(self, state: State) -> StateSize:
         assert isinstance(state, KvState)

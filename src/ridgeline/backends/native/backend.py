@@ -77,6 +77,10 @@ class NativePlan:
     def available_bytes(self) -> int:
         return host.available_bytes()
 
+    @property
+    def overlaps(self) -> bool:
+        return self.settings.num_threads > 1
+
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)

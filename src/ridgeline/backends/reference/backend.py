@@ -46,6 +46,10 @@ class ReferencePlan:
     def available_bytes(self) -> int:
         return host.available_bytes()
 
+    @property
+    def overlaps(self) -> bool:
+        return False
+
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
