@@ -5,7 +5,7 @@ usage: python -m benchmarks.random_folder FOLDER [--format gptq] [--hidden 4096 
 
 Speed, memory and the time of a start do not depend on what weights say: `python -m benchmarks.startup --model FOLDER
 --repeats 1` measures the first start and the most memory that it takes, `benchmarks.decode_stream --formats FOLDER` and
-`benchmarks.roof --formats FOLDER` steps. A layer is in memory, then the embedding, then the head. Of a type of GGUF's
+`benchmarks.roof --formats FOLDER` steps. A layer is in memory, then the embedding, then the head. With a type of GGUF's
 (--format Q4_K) the folder has one file, made of all of them at once; it needs the package gguf.
 """
 

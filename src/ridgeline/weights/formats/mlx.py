@@ -2,7 +2,7 @@
 
 For a layer X with N outputs and K inputs in groups of g: `X.weight` uint32 [N, K bits / 32], low bits first, `X.scales`
 and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = q * scale + bias. config.json's
-`quantization` has the bits and the group, and maybe others for single layers, or false. Of its other modes words hold
+`quantization` has the bits and the group, and maybe others for single layers, or false. In its other modes words hold
 floats, and `X.scales` are uint8: exponents of mxfp4 and mxfp8, the bits of 8-bit floats of nvfp4.
 """
 
