@@ -11,6 +11,7 @@ of a step) / (median of the streams measured before and after it); a step is eve
 
 import argparse
 import json
+import math
 import random
 import statistics
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from benchmarks.common import in_own_process, model_of_format, option_parser, sa
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, SamplingParams, quant
 from ridgeline.bench.report import Report
 from ridgeline.cost.account import kv_bytes_per_token
 from ridgeline.quant.kv import ENTRY_BYTES
@@ -61,10 +62,11 @@ class Run:
 class StreamReport(Report):
     model: str
     steps_per_repeat: int
+    tuning: str
     runs: list[Run]
 
 
-def measure(model: str, name: str, context: int, repeats: int, steps: int, threads: int) -> Run:
+def measure(model: str, name: str, context: int, repeats: int, steps: int, threads: int, tuning: str = "auto") -> Run:
     """Runs in a process of its own."""
     model, chosen = model_of_format(name, FORMATS, model, {"quantize_inputs": "int16"})
     llm = LLM(
@@ -73,6 +75,7 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int, threa
         max_model_len=context + (repeats + 1) * steps + 64,
         max_num_seqs=1,
         num_threads=threads,
+        tuning=tuning,
         **chosen,
     )
     rng = random.Random(0)
@@ -85,13 +88,13 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int, threa
         streams.append(stream_bytes_per_s(threads))
     program = llm.engine.program
     kv_bytes = kv_bytes_per_token(program, ENTRY_BYTES[str(chosen.get("kv_dtype", "bfloat16"))]) * (context + steps / 2)
-    num_bytes = _weight_bytes(llm) + kv_bytes
+    num_bytes = _weight_bytes(llm, chosen.get("quantize")) + kv_bytes
     shares = [
         num_bytes / seconds / statistics.median((before, after))
         for seconds, before, after in zip(times, streams, streams[1:])
     ]
     return Run(
-        format=name,
+        format=Path(name).name,
         context=context,
         bytes_per_step=num_bytes,
         stream_bytes_per_s=streams,
@@ -101,13 +104,16 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int, threa
     )
 
 
-def _weight_bytes(llm: LLM) -> float:
+def _weight_bytes(llm: LLM, scheme: object) -> float:
     """Return the bytes of the packed weights, less an embedding of its own, of which a step reads one row."""
     program = llm.engine.program
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = [op.weights[0] for op in program.ops if op.kind == "embed" and op.weights[0] not in heads]
-    unread = sum(program.weights[name][0] * program.weights[name][1] * 2 for name in tables)
-    return llm.engine.info.weight_bytes - unread
+    shapes = [program.weights[name] for name in tables]
+    if scheme is None:
+        return llm.engine.info.weight_bytes - sum(2 * math.prod(shape) for shape in shapes)
+    form = quant.scheme(str(scheme)).stored_format(None, False)
+    return llm.engine.info.weight_bytes - sum(form.num_bytes(shape) for shape in shapes)
 
 
 def show(runs: list[Run]) -> None:
@@ -132,11 +138,13 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--tuning", default="auto", help="as `--tuning` of the engine: variants of kernels")
     parser.add_argument("--one", nargs=2, metavar=("FORMAT", "CONTEXT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         name, context = options.one
-        run = measure(options.model, name, int(context), options.repeats, options.steps, options.threads)
+        sizes = (options.repeats, options.steps, options.threads)
+        run = measure(options.model, name, int(context), *sizes, options.tuning)
         print(json.dumps(asdict(run)))
         return
     runs = [
@@ -146,7 +154,9 @@ def main() -> None:
     ]
     show(runs)
     model = Path(options.model).name
-    report = StreamReport(name=f"decode-stream-{model}", model=model, steps_per_repeat=options.steps, runs=runs)
+    report = StreamReport(
+        name=f"decode-stream-{model}", model=model, steps_per_repeat=options.steps, tuning=options.tuning, runs=runs
+    )
     save(options.out, report)
 
 

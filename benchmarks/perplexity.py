@@ -1,14 +1,18 @@
 """What each dtype costs in quality: exact KL and bits per byte on held-out text, beside float32 on the same tokens.
 
 usage: python benchmarks/perplexity.py [--model python-9m] [--text FILE...] [--formats NAME...] [--folders FOLDER...]
-                                        [--tokens N]
+                                        [--methods NAME...] [--calibration FILE] [--samples 128] [--tokens N]
 
 Every format is scored as `ridgeline evaluate` does it: windows of a document, none across documents. The default text
-is what the bundled models never saw: the held-out modules of the standard library. Nothing here is a timing, so a busy
-machine does not matter.
+is what the bundled models never saw: the held-out modules of the standard library. With --methods `ridgeline quantize`
+makes a folder by each first, which is gone at the end. Nothing here is a timing, so a busy machine does not matter.
 """
 
 import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +28,11 @@ from ridgeline.quality.texts import make_documents, read_texts
 
 BASE = "float32"
 
-INT4: dict[str, object] = {"quantize": "int4", "quantize_inputs": "int16"}
+INPUTS16: dict[str, object] = {"quantize_inputs": "int16"}
+INPUTS8: dict[str, object] = {"quantize_inputs": "int8"}
+PLAIN: dict[str, object] = {"quantize_embeddings": False}
+INT4: dict[str, object] = INPUTS16 | {"quantize": "int4"}
+FLOATS_4 = ("mxfp4", "nvfp4", "nf4")
 
 # Name -> keywords of LLM. What is not said is as a user gets it: bfloat16 for a checkpoint of bfloat16.
 FORMATS: dict[str, dict[str, object]] = {
@@ -42,6 +50,24 @@ FORMATS: dict[str, dict[str, object]] = {
     "int4 g32 W4A8": INT4 | {"quantize_group_size": 32, "quantize_inputs": "int8"},
     "int4 g128": INT4 | {"quantize_group_size": 128},
     "int4 g128, plain embeddings": INT4 | {"quantize_group_size": 128, "quantize_embeddings": False},
+    "int4 g128 W4A8, plain embeddings": INPUTS8 | PLAIN | {"quantize": "int4", "quantize_group_size": 128},
+    **{f"{name}, plain embeddings": INPUTS16 | PLAIN | {"quantize": name} for name in ("int8", *FLOATS_4)},
+    **{f"{name} inputs 8, plain embeddings": INPUTS8 | PLAIN | {"quantize": name} for name in ("int8", *FLOATS_4)},
+    "fp8, plain embeddings": PLAIN | {"quantize": "fp8"},
+}
+# What `ridgeline quantize` is told of a method.
+METHODS: dict[str, list[str]] = {
+    "rtn": [],
+    "gptq": [],
+    "awq": [],
+    "hqq": [],
+    "smoothquant": [],
+    "fp8": [],
+    "nf4": [],
+    "mxfp4": [],
+    "nvfp4": [],
+    "gptq-mean-bits-5": ["--mean-bits", "5"],
+    "gptq-8-bits": ["--bits", "8"],
 }
 
 
@@ -68,15 +94,30 @@ class PerplexityReport(Report):
     formats: list[FormatQuality]
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport:
-    """float32, then every format asked for."""
+def quantized(arguments: argparse.Namespace, into: Path) -> list[Path]:
+    """The folders of the methods asked for, made by `ridgeline quantize` without a measurement of its own."""
+    made: list[Path] = []
+    for name in arguments.methods:
+        made.append(into / name)
+        command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "quantize", arguments.model]
+        command += ["--method", name.partition("-")[0], *METHODS[name], "--out", str(made[-1]), "--eval-tokens", "0"]
+        command += ["--samples", str(arguments.samples), "--num-threads", str(arguments.threads)]
+        command += ["--text", str(arguments.calibration)] if arguments.calibration else []
+        subprocess.run(command, check=True)
+    return made
+
+
+def measure(arguments: argparse.Namespace, made: Sequence[Path], console: Console) -> PerplexityReport:
+    """float32, then every format asked for; folders with inputs of 16 bits and of 8."""
     texts = read_texts(arguments.text)
 
-    folders = {folder.name: folder for folder in arguments.folders}
-    of_folders = {"quantize_inputs": "int16"}
+    folders = {folder.name: (folder, INPUTS16) for folder in (*arguments.folders, *made)}
+    folders |= {f"{folder.name} inputs 8": (folder, INPUTS8) for folder in made if folder.name != "fp8"}
+    if "fp8" in folders:  # has no integers, so no choice of its inputs
+        folders["fp8"] = folders["fp8"][0], {}
 
     def start(name: str) -> Scorer:
-        model, options = (folders[name], of_folders) if name in folders else (arguments.model, FORMATS[name])
+        model, options = folders[name] if name in folders else (arguments.model, FORMATS[name])
         return Scorer(EngineConfig.of(str(model), num_threads=arguments.threads, **options), arguments.window)
 
     base = start(BASE)
@@ -87,7 +128,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport
         if name != BASE:
             scorer = start(name)
         figures = compare(documents, scorer.logits, None if name == BASE else base.logits, lambda done: None)
-        options = of_folders if name in folders else FORMATS[name]
+        options = folders[name][1] if name in folders else FORMATS[name]
         found.append(FormatQuality(name=name, options=options, weight_bytes=scorer.weight_bytes, comparison=figures))
         console.print(f"{name}: {figures.bits_per_byte:.4f} bits per byte", highlight=False)
     return PerplexityReport(
@@ -128,10 +169,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="python-9m", help="folder, hub id or bundled model")
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="a document each, UTF-8")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="NAME")
+    parser.add_argument("--formats", nargs="*", choices=FORMATS, default=list(FORMATS), metavar="NAME")
     parser.add_argument(
         "--folders", nargs="+", type=Path, default=[], metavar="FOLDER", help="what `ridgeline quantize` made of it"
     )
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=[], metavar="NAME")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="text that methods look at; default: Python")
+    parser.add_argument("--samples", type=int, default=128, help="windows of it")
     parser.add_argument("--window", type=int, default=1024, help="tokens that the model sees at most")
     parser.add_argument("--tokens", type=int, help="of all documents, at most; default: all")
     parser.add_argument("--threads", type=int, default=usable_cores())
@@ -140,7 +184,8 @@ def main() -> None:
     if arguments.window < 2 or (arguments.tokens is not None and arguments.tokens < 1):
         parser.error("a window has 2 tokens or more, and there is at least one")
     console = Console(width=120)
-    report = measure(arguments, console)
+    with tempfile.TemporaryDirectory() as temporary:
+        report = measure(arguments, quantized(arguments, Path(temporary)), console)
     path = save_report(arguments.out, report)
     print_table(console, report)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)

@@ -67,7 +67,7 @@ def measure(
             for name in formats:
                 chosen = model_of_format(name, FORMATS, model, ["--quantize-inputs", "int16"])
                 for step in profile(*chosen, batch, 0 if index else prompt, context, threads):
-                    row = rows.setdefault((name, step["name"]), Row(format=name, step=step["name"]))
+                    row = rows.setdefault((name, step["name"]), Row(format=Path(name).name, step=step["name"]))
                     row.share_of_roof.append(step["limit_s"] / step["measured_ops_s"])
                     row.outside_ops.append(1 - step["measured_ops_s"] / step["step_s"])
                     row.step_s.append(step["step_s"])

@@ -36,7 +36,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--ridgeline",
         **weights,
         metavar=("BITS", "LABEL", "OPTIONS"),
-        help='keywords of LLM as JSON; default: 16 bf16 {"dtype": "bfloat16"}',
+        help='keywords of LLM as JSON, "model": a file of the same model; default: 16 bf16 {"dtype": "bfloat16"}',
     )
     parser.add_argument("--transformers-python", type=Path, metavar="PYTHON", help="runs MODEL in bfloat16")
     parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="runs MODEL in bfloat16")
@@ -84,8 +84,11 @@ def build_systems(arguments: argparse.Namespace, cells: Sequence[Cell]) -> list[
         return System(engine=name, bits=bits, weights=weights, options=options, runner=runner)
 
     systems = [
-        engine(OWN_ENGINE, Path(sys.executable), int(bits), weights, arguments.model, json.loads(options))
-        for bits, weights, options in arguments.ridgeline
+        engine(
+            OWN_ENGINE, Path(sys.executable), int(bits), weights, Path(options.pop("model", arguments.model)), options
+        )
+        for bits, weights, text in arguments.ridgeline
+        for options in [json.loads(text)]
     ]
     for name in ("transformers", "vllm"):
         if (python := getattr(arguments, f"{name}_python")) is not None:

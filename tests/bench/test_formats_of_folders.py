@@ -1,18 +1,27 @@
 """Quantized folders and files as formats of benchmarks, and the random folder that is written for them."""
 
 import pytest
-from benchmarks import decode_stream, random_gptq
+from benchmarks import decode_stream, random_folder
 from benchmarks.common import model_of_format
 
 from ridgeline import LLM, SamplingParams
 
-SIZES = ("--hidden=128", "--inner=256", "--layers=2", "--heads=4", "--kv-heads=2", "--vocab=1024", "--group=64")
+SIZES = (
+    "--hidden=128",
+    "--inner=256",
+    "--layers=2",
+    "--heads=4",
+    "--kv-heads=2",
+    "--head-dim=32",
+    "--vocab=1024",
+    "--group=64",
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("random") / "gptq"
-    random_gptq.main([str(path), *SIZES])
+    random_folder.main([str(path), *SIZES])
     return path
 
 

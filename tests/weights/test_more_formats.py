@@ -277,6 +277,41 @@ def test_mlx(tmp_path, case, why):
     assert why in check_logits(tmp_path, stays=not why)
 
 
+def mlx_floats(folder, mode):
+    """MLX's other modes: floats in words, and one byte of a scale for each group."""
+    bits, group = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}[mode]
+
+    def quantize(layer, weight):
+        codes = RNG.integers(0, 1 << bits, weight.shape, dtype=np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0  # of 8 bits no numbers
+        scales = RNG.integers(90, 120, (len(weight), weight.shape[1] // group), dtype=np.uint8)
+        numbers = E2M1[codes] if bits == 4 else codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        means = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) if mode == "nvfp4" else np.exp2(scales - 127.0)
+        packed = codes[:, ::2] | codes[:, 1::2] << 4 if bits == 4 else codes
+        parts = {f"{layer}.weight": packed.view(np.uint32), f"{layer}.scales": scales}
+        return parts, (numbers * np.repeat(means, group, axis=1)).astype(np.float32)
+
+    expected = store(folder, None, quantize)
+    settings = {"group_size": group, "bits": bits, "mode": mode}
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization": settings}))
+    return expected
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_mlx_floats(tmp_path, mode):
+    form = check_bits(tmp_path, mlx_floats(tmp_path, mode))
+    assert form.code == ("e4m3" if mode == "mxfp8" else "e2m1")
+    change(tmp_path, f"{EXAMPLE}.scales", lambda x: x[:, 1:])
+    assert not loads_or_refuses(tmp_path)
+
+
+def test_mlx_scales_have_no_sign(tmp_path):
+    mlx_floats(tmp_path, "nvfp4")
+    change(tmp_path, f"{EXAMPLE}.scales", lambda x: x | 0x80)
+    with pytest.raises(ModelLoadError, match="negative scale"):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
 def test_mlx_layers_with_bits_of_their_own(tmp_path):
     expected = mlx(tmp_path, own=True)
     weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
@@ -301,7 +336,12 @@ def test_mlx_tables(tmp_path, tied):
 
 def test_mlx_settings_that_are_not_supported(tmp_path):
     mlx(tmp_path)
-    for changed, said in (({"mode": "nvfp4"}, "mode"), ({"bits": 7}, "bits=7"), ({"unheard_of": 1}, "unheard_of")):
+    for changed, said in (
+        ({"mode": "nvfp4"}, "nvfp4 has 4 in groups of 16"),
+        ({"mode": "q4"}, "mode"),
+        ({"bits": 7}, "bits=7"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ):
         settings = {"group_size": 64, "bits": 4} | changed
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": settings}))
         with pytest.raises(ConfigError, match=said):
@@ -336,6 +376,22 @@ def test_mlx_itself(tmp_path, bits):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": {"group_size": 64, "bits": bits}}))
     weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
     np.testing.assert_allclose(weights["layers.1.ffn.down.weight"], expected[EXAMPLE], rtol=0, atol=1e-7)  # it may fuse
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_mlx_floats_themselves(tmp_path, mode):
+    core = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    bits, group = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}[mode]
+
+    def quantize(layer, weight):
+        parts = core.quantize(core.array(weight), mode=mode)
+        numbers = np.array(core.dequantize(*parts, mode=mode, dtype=core.float32))
+        return {f"{layer}.{name}": np.array(p) for name, p in zip(("weight", "scales"), parts)}, numbers
+
+    expected = store(tmp_path, None, quantize)
+    settings = {"group_size": group, "bits": bits, "mode": mode}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": settings}))
+    check_bits(tmp_path, expected)
 
 
 def auto_round(folder, packing, **settings):

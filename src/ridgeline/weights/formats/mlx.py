@@ -2,14 +2,17 @@
 
 For a layer X with N outputs and K inputs in groups of g: `X.weight` uint32 [N, K bits / 32], low bits first, `X.scales`
 and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = q * scale + bias. config.json's
-`quantization` has the bits and the group, and maybe others for single layers, or false.
+`quantization` has the bits and the group, and maybe others for single layers, or false. In its other modes words hold
+floats, and `X.scales` are uint8: exponents of mxfp4 and mxfp8, the bits of 8-bit floats of nvfp4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ridgeline.core.dtypes import Array
-from ridgeline.core.errors import ConfigError
-from ridgeline.quant.stored import StoredMatrix
+import numpy as np
+
+from ridgeline.core.dtypes import FLOAT8_E4M3, Array, contiguous, float32
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor, without_effect
@@ -17,26 +20,57 @@ from ridgeline.weights.packing.bits import unpacked
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 BITS = (2, 3, 4, 5, 6, 8)
+AFFINE = "affine"
+FLOAT_MODES: Mapping[str, StoredFormat] = {
+    "mxfp4": StoredFormat("e2m1", 4, 32, scale="e8m0"),
+    "mxfp8": StoredFormat("e4m3", 8, 32, scale="float32"),
+    "nvfp4": StoredFormat("e2m1", 4, 16, scale="e4m3"),
+}
+Settings = tuple[str, int, int]  # mode, bits, group
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.ignore(*without_effect("mlx"))
-    default = _read(settings, (0, 0))
+    default = _read(settings, (AFFINE, 0, 0))
     found: list[PackedTensor] = []
     for name in [name for name in checkpoint.entries if name.endswith(".scales")]:
         layer = name.removesuffix(".scales")
-        bits, group = settings.within(layer, lambda own: _read(own, default), default)
-        found.append(_packed(layer, checkpoint, bits, group))
+        mode, bits, group = settings.within(layer, lambda own: _read(own, default), default)
+        floats = FLOAT_MODES.get(mode)
+        found.append(_floats(layer, checkpoint, floats) if floats else _packed(layer, checkpoint, bits, group))
     settings.ignore(*(key for key in settings.all_keys() if "." in key))  # layers that are plain
     return found
 
 
-def _read(reader: ConfigReader, default: tuple[int, int]) -> tuple[int, int]:
-    reader.expect("mode", "affine", None)
-    bits, group = reader.integer("bits", default[0] or None), reader.integer("group_size", default[1] or None)
-    if bits not in BITS:
-        raise ConfigError(f"quantization: bits={bits} is not supported; MLX has {', '.join(map(str, BITS))}")
-    return bits, group
+def _read(reader: ConfigReader, default: Settings) -> Settings:
+    mode = reader.choice("mode", {name: name for name in (AFFINE, *FLOAT_MODES)}, default[0])
+    bits, group = reader.integer("bits", default[1] or None), reader.integer("group_size", default[2] or None)
+    floats = FLOAT_MODES.get(mode)
+    if bits not in BITS or (floats and (bits, group) != (floats.bits, floats.group)):
+        known = f"{floats.bits} in groups of {floats.group}" if floats else ", ".join(map(str, BITS))
+        raise ConfigError(f"quantization: bits={bits} in groups of {group} is not supported; MLX's {mode} has {known}")
+    return mode, bits, group
+
+
+def _floats(layer: str, checkpoint: Checkpoint, form: StoredFormat) -> PackedTensor:
+    weight, scales, entries = f"{layer}.weight", f"{layer}.scales", checkpoint.entries
+    num_outputs, num_words = matrix_entry(entries, weight).shape
+    num_inputs = num_words * 32 // form.bits
+    wanted: Wanted = {weight: (("U32",), (num_outputs, num_words))}
+    wanted[scales] = ("U8",), (num_outputs, form.num_groups(num_inputs))
+    checked(entries, wanted, f"MLX's {form}")
+
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        data = contiguous(parts[0][rows]).view(np.uint8)
+        codes = data if form.bits == 8 else nibbles(data)
+        if form.scale != "e4m3":
+            return StoredMatrix(form, codes, from_e8m0(parts[1][rows]))
+        scales_NG = float32(contiguous(parts[1][rows]).view(FLOAT8_E4M3))
+        if (scales_NG < 0).any():
+            raise ModelLoadError(f"{entries[scales].file}: {scales} has a negative scale; the file is damaged")
+        return StoredMatrix(form, codes, scales_NG, outer=np.ones((len(codes), 1), np.float32))
+
+    return PackedTensor(weight, (num_outputs, num_inputs), (*wanted,), form, matrix)
 
 
 def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> PackedTensor:
