@@ -1,11 +1,11 @@
 // Learn: one idea of inference each, with sliders. Every figure was computed by `ridgeline explain`; a slider stands at
 // stops that were computed, the others at their defaults.
 
-import { curves } from "./charts.js";
-import { h } from "./dom.js";
+import { cells, curves } from "./charts.js";
+import { button, h } from "./dom.js";
 
 const FIRST = "kv";
-const TITLES = { kv: "KV cache", moe: "Mixture of experts", cache: "Cache or not", fit: "Does it fit?", dtypes: "Dtypes", variants: "Kinds of attention" };
+const TITLES = { growth: "KV cache as it grows", scheduling: "Static or continuous", stack: "All five together", kv: "KV cache", moe: "Mixture of experts", cache: "Cache or not", fit: "Does it fit?", dtypes: "Dtypes", variants: "Kinds of attention" };
 const title = ({ name }) => TITLES[name] || name[0].toUpperCase() + name.slice(1);
 const words = (name) => name.replaceAll("_", " ");
 
@@ -35,12 +35,12 @@ function explore(explorer) {
   const command = h("code", {});
   const sliders = [];
   const draw = (input = null, index = 0) => {
-    const said = input ? input.at[index] : explorer.at;
+    const [sentence, figures, series, grids] = input ? input.at[index].map((part, i) => (i ? part.map((each, j) => explorer.at[i][j].map((old, k) => (each && each[k]) || old)) : part)) : explorer.at;
     const moved = input && input.stops[index] !== input.default;
     command.textContent = `ridgeline explain ${explorer.name}${moved ? ` --${input.name.replaceAll("_", "-")} ${input.stops[index]}` : ""}`;
-    result.replaceChildren(h("p", { class: "lead", role: "status" }, said.sentence), ...said.series.map(([name, x, y, points]) => curves(name, x, y, points)).filter(Boolean),
+    result.replaceChildren(h("p", { class: "lead", role: "status" }, sentence), ...series.map(([ys, marks, xs, ...names]) => curves(...names, xs.map((x, i) => [x, ys[i]]), marks)).filter(Boolean), ...grids.map(([rows, name]) => cells(name, rows)),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Figures" }, h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ["figure", "value", "how it follows", "rests on"].map((head) => h("th", { scope: "col" }, head)))),
-        h("tbody", {}, said.figures.map(([name, text, formula, provenance]) => h("tr", {}, h("th", { scope: "row" }, words(name)), h("td", { class: "num strong" }, text), h("td", {}, formula), h("td", { class: "quiet" }, provenance)))))));
+        h("tbody", {}, figures.map(([text, formula, name, provenance]) => h("tr", {}, h("th", { scope: "row" }, words(name)), h("td", { class: "num strong" }, text), h("td", {}, formula), h("td", { class: "quiet" }, provenance)))))));
   };
   for (const input of explorer.inputs.filter((each) => each.stops.length > 1)) {
     const at = Math.max(0, input.stops.indexOf(input.default));
@@ -63,5 +63,16 @@ function explore(explorer) {
   }
   draw();
   return [h("h2", {}, title(explorer)), h("p", {}, explorer.summary), h("div", { class: "sliders" }, sliders.map((each) => each.element)), result,
-    h("p", { class: "quiet" }, "One slider moves at a time; the others go back to their defaults. On the command line all move: ", command)];
+    h("p", { class: "quiet" }, "One slider moves at a time; the others go back to their defaults. On the command line all move: ", command), practice(explorer.question)];
+}
+
+// A question whose answers say what is right, or which slip leads there.
+function practice({ ask, answers }) {
+  const verdict = h("p", { role: "status" });
+  const options = answers.map(([text, right, why]) => button(text, () => {
+    options.forEach((each, i) => { each.className = answers[i][1] ? "good" : ""; each.setAttribute("aria-pressed", String(each === option(text))); });
+    verdict.textContent = `${right ? "Right" : "No"}: ${why}.`;
+  }));
+  const option = (text) => options[answers.findIndex(([each]) => each === text)];
+  return h("section", { class: "practice", "aria-label": "Practice" }, h("h3", {}, ask), h("div", { class: "row" }, options), verdict);
 }
