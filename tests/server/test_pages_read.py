@@ -18,7 +18,7 @@ def test_every_idea_shows_its_figures(chromium: Any, live: LiveServer, size: str
         page = opened.open("/#learn")
         ideas = page.locator(".ideas .list button")
         ideas.first.wait_for()
-        assert ideas.count() == len(explorers.names())
+        assert ideas.count() == len(explorers.names()) + 1
         for index, name in enumerate(explorers.names()):
             ideas.nth(index).click()
             said = explorers.explore(name)
@@ -82,6 +82,22 @@ def test_every_question_is_answered_by_keyboard(chromium: Any, live: LiveServer)
                 practice.locator("button").nth(index).press("Enter")
                 verdict = f"{'Right' if answer.is_right else 'No'}: {answer.why}."
                 assert practice.get_by_role("status").inner_text() == verdict
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_request_is_walked_through(chromium: Any, live: LiveServer, size: str) -> None:
+    with window(chromium, live.url, size) as opened:
+        page = opened.open("/#learn")
+        page.get_by_role("button", name="A request, step by step").press("Enter")
+        stages = page.locator(".walk > li")
+        stages.first.wait_for()
+        assert stages.count() == 7
+        assert "POST /v1/completions HTTP/1.1" in stages.nth(0).inner_text()
+        assert stages.nth(4).locator("tbody tr").count() == 8
+        assert "measured" in stages.nth(4).inner_text() and page.get_by_text("python-9m on").count() == 1
+        assert not opened.is_scrolled_sideways()
+        page.locator(".ideas .list button").first.press("Enter")
+        page.locator(".sliders").wait_for()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,12 +1,13 @@
 // Learn: one idea of inference each, with sliders. Every figure was computed by `ridgeline explain`; a slider stands at
 // stops that were computed, the others at their defaults.
 
-import { cells, curves } from "./charts.js";
-import { button, h } from "./dom.js";
+import { cells, curves, splitBar } from "./charts.js";
+import { asTable, button, h, milliseconds } from "./dom.js";
 
 const FIRST = "kv";
-const TITLES = { growth: "KV cache as it grows", scheduling: "Static or continuous", stack: "All five together", kv: "KV cache", moe: "Mixture of experts", cache: "Cache or not", fit: "Does it fit?", dtypes: "Dtypes", variants: "Kinds of attention" };
+const TITLES = { walk: "A request, step by step", growth: "KV cache as it grows", scheduling: "Static or continuous", stack: "All five together", kv: "KV cache", moe: "Mixture of experts", cache: "Cache or not", fit: "Does it fit?", dtypes: "Dtypes", variants: "Kinds of attention" };
 const title = ({ name }) => TITLES[name] || name[0].toUpperCase() + name.slice(1);
+const WALK = { name: "walk", summary: "What one request goes through, from HTTP to tokens, in a real run" };
 const words = (name) => name.replaceAll("_", " ");
 
 export function learn() {
@@ -17,10 +18,12 @@ export function learn() {
 
 function show(element, explorers) {
   const card = h("article", { class: "box", "aria-live": "off" });
+  explorers = [...explorers, WALK];
   const links = explorers.map((each) => h("button", { type: "button", onclick: () => choose(each) }, h("strong", {}, title(each)), h("span", { class: "quiet" }, each.summary)));
   function choose(explorer) {
     links.forEach((link, i) => link.setAttribute("aria-pressed", String(explorers[i] === explorer)));
-    card.replaceChildren(...explore(explorer));
+    card.replaceChildren(...(explorer === WALK ? [h("h2", {}, title(WALK)), h("p", {}, "…")] : explore(explorer)));
+    if (explorer === WALK) import("./data-walk.js").then(({ default: data }) => links.at(-1).getAttribute("aria-pressed") === "true" && card.replaceChildren(...walk(data)));
   }
   element.lastChild.replaceWith(h("p", { class: "lead" }, "What limits inference, one idea at a time. Move a slider: every figure says how it follows and what it rests on."),
     h("div", { class: "ideas" }, h("div", { class: "list", role: "group", "aria-label": "Ideas" }, links), card));
@@ -65,6 +68,12 @@ function explore(explorer) {
   return [h("h2", {}, title(explorer)), h("p", {}, explorer.summary), h("div", { class: "sliders" }, sliders.map((each) => each.element)), result,
     h("p", { class: "quiet" }, "One slider moves at a time; the others go back to their defaults. On the command line all move: ", command), practice(explorer.question)];
 }
+
+// The stages of a request, as they were.
+const DRAW = { text: (text) => h("pre", { class: "scroll", tabindex: "0" }, text), cells: (each) => cells(...each), table: (each) => asTable(...each, true), split: (parts) => splitBar(parts, milliseconds) };
+
+const walk = ({ machine, stages }) => [h("h2", {}, title(WALK)), h("p", {}, `${WALK.summary}: ${machine}.`),
+  h("ol", { class: "walk" }, stages.map(([name, says, kind, what]) => h("li", {}, h("h3", {}, name), h("p", {}, says), DRAW[kind](what))))];
 
 // A question whose answers say what is right, or which slip leads there.
 function practice({ ask, answers }) {
