@@ -19,14 +19,16 @@ from numbers_page import TEXTS
 from ridgeline.bench.load import Load
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.step import StepPlan
 from ridgeline.cost import datasheets
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.engine.journal import WAIT_REASONS, Records
 from ridgeline.explain import explorers, lectures
 from ridgeline.explain.lectures.row import STATUSES, Row
 from ridgeline.explain.limits import MODELS
+from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.practice import questions
-from ridgeline.explain.simulation import Simulation, simulate
+from ridgeline.explain.simulation import Simulation, requests_of, run_simulated
 
 UI = Path(__file__).resolve().parents[1] / "src" / "ridgeline" / "server" / "ui"
 MODEL, CARD = "llama-3-8b", "h100-sxm"
@@ -44,10 +46,20 @@ class Example:
     options: Mapping[str, object]
     rate_per_s: float | None = None
 
-    def run(self) -> Simulation:
+    def run(self) -> tuple[Simulation, list[list[list[int]]]]:
+        """Return the run, and of each step the sequences whose blocks are others than before, with them."""
         load = Load() if self.rate_per_s is None else Load(schedule="poisson", request_rate_per_s=self.rate_per_s)
         config = EngineConfig.of(MODEL, **self.options)
-        return simulate(config, workload=self.workload, load=load, hardware=CARD)
+        held: dict[int, list[int]] = {}
+        steps: list[list[list[int]]] = []
+
+        def see(plan: StepPlan) -> None:
+            now = {span.seq_id: list(table.blocks) for span, table in zip(plan.spans, plan.tables[0], strict=True)}
+            steps.append([[seq, *blocks] for seq, blocks in now.items() if held.get(seq) != blocks])
+            held.update(now)
+
+        asked = requests_of(config, self.workload, None, load)
+        return run_simulated(simulated_machine(config, CARD), asked, see=see), steps
 
     @property
     def command(self) -> str:
@@ -123,14 +135,18 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 def ring(records: Records, left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return records in the shape of /explain/steps."""
     names = [name for name in records.dtype.names or () if name not in left_out]
-    return {"first": 0, "fields": names, "rows": [list(row) for row in records[names].tolist()]}
+    digits = {"start_s": 5, "run_s": 4}
+    rows = [
+        [rounded(value, digits.get(name, DIGITS)) for name, value in zip(names, row)] for row in records[names].tolist()
+    ]
+    return {"first": 0, "fields": names, "rows": rows}
 
 
 def examples() -> list[dict[str, Any]]:
     """Return the simulated runs."""
     found: list[dict[str, Any]] = []
     for example in EXAMPLES:
-        run = example.run()
+        run, blocks = example.run()
         recording = run.recording
         found.append(
             {
@@ -143,6 +159,7 @@ def examples() -> list[dict[str, Any]]:
                 "steps": ring(recording.steps, ("plan_s", "batch_s", "sample_s", "commit_s", "render_s", "num_copies")),
                 "spans": ring(recording.spans, ("num_final", "adapter")),
                 "decisions": ring(recording.decisions),
+                "blocks": blocks,
             }
         )
     return found

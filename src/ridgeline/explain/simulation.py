@@ -219,9 +219,11 @@ def run_simulated(
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
     slower: float = 1.0,
+    see: Callable[[StepPlan], object] = lambda plan: None,
 ) -> Simulation:
     """Run requests, in order of arrival, on a machine whose steps take `slower` times what is predicted.
 
+    `see` is shown each plan as it runs: its block tables are gone afterwards.
     Raises ConfigError for a request that the context has no room for.
     """
     setup = machine.setup
@@ -234,9 +236,12 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    executor = PricedExecutor(
-        clock, machine.setup.depth, lambda plan: slower * machine.step_time.seconds(load_of(plan))
-    )
+
+    def seconds(plan: StepPlan) -> float:
+        see(plan)
+        return slower * machine.step_time.seconds(load_of(plan))
+
+    executor = PricedExecutor(clock, machine.setup.depth, seconds)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
     recording = recorder.recording(loop.journal)
