@@ -68,7 +68,7 @@ export function curves(name, x, y, points, marks = []) {
   const { nodes, across, up } = axes(x, y, [...known, ...marks.map(([axis, at]) => (axis === "x" ? [at, known[0][1]] : [known[0][0], at]))]);
   for (const [axis, at, words] of marks) {
     const place = axis === "x" ? { x1: across.at(at), x2: across.at(at), y1: MARGIN.top, y2: SIZE.height - MARGIN.bottom } : { x1: MARGIN.left, x2: SIZE.width - MARGIN.right, y1: up.at(at), y2: up.at(at) };
-    nodes.push(s("line", { ...place, class: "line second" }), s("text", { x: place.x2 - 6, y: axis === "x" ? SIZE.height - MARGIN.bottom - 8 : place.y1 + 14, class: "label end" }, words));
+    nodes.push(s("line", { ...place, class: "line second" }), s("text", { x: axis === "x" ? place.x1 - 6 : place.x1 + 6, y: axis === "x" ? place.y2 - 8 : place.y1 + 22, class: `label${axis === "x" ? " end" : ""}` }, words));
   }
   nodes.push(s("polyline", { class: "line", points: known.map(([a, b]) => `${across.at(a)},${up.at(b)}`).join(" ") }), known.map(([a, b]) => s("circle", { cx: across.at(a), cy: up.at(b), r: 3, class: "decode" }, s("title", {}, `${short(a)} ${x}: ${short(b)} ${y}`))));
   const [first, last] = [known[0], known.at(-1)];
