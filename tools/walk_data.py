@@ -62,7 +62,7 @@ def request_text(**other: object) -> str:
 
 
 def exchange(port: int, sent: str) -> str:
-    """Send a request to a server and return what it answers, without the marks of chunks."""
+    """Send a request to a server and return what it returns, without the marks of chunks."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(sent.encode())
         received = b""
@@ -73,7 +73,7 @@ def exchange(port: int, sent: str) -> str:
 
 
 def run() -> tuple[str, list[dict[str, Any]]]:
-    """Serve the model, let it answer several times, and return the last answer and its events."""
+    """Serve the model, let it reply several times, and return the last reply and its events."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -84,10 +84,10 @@ def run() -> tuple[str, list[dict[str, Any]]]:
             assert server.poll() is None, "the server did not start"
         for _ in range(WARM_UP):
             exchange(port, request_text(explain=False))
-        answer = exchange(port, request_text())
+        reply = exchange(port, request_text())
         server.terminate()
-    events = [json.loads(each[6:]) for each in answer.split("\n\n") if each.startswith("data: {")]
-    return answer, events
+    events = [json.loads(each[6:]) for each in reply.split("\n\n") if each.startswith("data: {")]
+    return reply, events
 
 
 def shown(token: str) -> str:
@@ -95,7 +95,7 @@ def shown(token: str) -> str:
     return token.replace("\n", "⏎").replace(" ", "␣") or "start"
 
 
-def walk(answer: str, events: list[dict[str, Any]]) -> dict[str, Any]:
+def walk(reply: str, events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the stages of a request: a title, what happens, and what to draw."""
     tokenizer = ModelFolder.open(MODEL).tokenizer()
     assert tokenizer is not None
@@ -128,7 +128,7 @@ def walk(answer: str, events: list[dict[str, Any]]) -> dict[str, Any]:
             ["The likeliest", ["token", "probability"], [[shown(key), f"{exp(value):.3f}"] for key, value in likely]],
         ),
         ("table", ["Steps", ["kind", "tokens", "behind", *TIMES, "makes"], rows]),
-        ("text", answer.partition("\n\n")[2].partition("\n\n")[0] + "\n\ndata: [DONE]"),
+        ("text", reply.partition("\n\n")[2].partition("\n\n")[0] + "\n\ndata: [DONE]"),
         ("split", [[name, rounded(value, DIGITS), name] for name, value in life["parts"].items()]),
     )
     stages = [[title, says.format_map(known), *each] for (title, says), each in zip(SAYS, drawn, strict=True)]

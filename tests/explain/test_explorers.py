@@ -52,7 +52,7 @@ def test_what_is_shown_first(name):
 
 
 CHANGED = {"card": "h200", "element_bytes": 4, "hit": 0.5, "acceptance": 0.5, "kv_heads": 4, "value": 0.3}
-CHANGED |= {"model": "llama-2-13b", "block": 128, "layers_kept": 0.25, "neurons_kept": 0.5}
+CHANGED |= {"model": "llama-2-13b", "block": 128, "layers_left": 0.25, "neurons_left": 0.5}
 INPUTS = [(name, field) for name in explorers.names() for field in explorers.inputs_of(name)]
 
 

@@ -1,4 +1,4 @@
-"""Pruning: a model with fewer layers and narrower ones, and what of its bytes and its time goes with them."""
+"""Prune a model to fewer layers and narrower ones, and what of its bytes and its time goes with them."""
 
 from ridgeline.cost.account import kv_bytes, weight_bytes
 from ridgeline.explain.exploration import Figure, Found, Series
@@ -9,8 +9,8 @@ from ridgeline.program.lower import lower
 
 def explore(
     model: str = "llama-3-8b",
-    layers_kept: float = 0.5,
-    neurons_kept: float = 1.0,
+    layers_left: float = 0.5,
+    neurons_left: float = 1.0,
     batch: int = 1,
     context: int = 1024,
     card: str = "h100-sxm",
@@ -18,14 +18,14 @@ def explore(
     """Price the program of the smaller shape, as if it were a model of its own."""
 
     def smaller(layers: float, neurons: float) -> dict[str, object]:
-        shape, kept = shape_of(model), {"num_hidden_layers": layers, "intermediate_size": neurons}
-        return {**shape} | {name: max(1, round(share * float(str(shape[name])))) for name, share in kept.items()}
+        shape, remaining = shape_of(model), {"num_hidden_layers": layers, "intermediate_size": neurons}
+        return {**shape} | {name: max(1, round(share * float(str(shape[name])))) for name, share in remaining.items()}
 
     def step_s(layers: float, neurons: float) -> float:
         return price(smaller(layers, neurons), card=card, batch=batch, context=context).limit_s
 
-    pruned, whole = (lower(spec_of(smaller(*kept))) for kept in ((layers_kept, neurons_kept), (1, 1)))
-    left, here = weight_bytes(pruned, 2) / weight_bytes(whole, 2), step_s(layers_kept, neurons_kept)
+    pruned, whole = (lower(spec_of(smaller(*remaining))) for remaining in ((layers_left, neurons_left), (1, 1)))
+    left, here = weight_bytes(pruned, 2) / weight_bytes(whole, 2), step_s(layers_left, neurons_left)
     gain = step_s(1, 1) / here
     figures = (
         Figure("parameters", pruned.num_parameters, "", f"of {whole.num_parameters:,}", "counted"),
@@ -40,6 +40,6 @@ def explore(
         f"{left:.1%} of the bytes are left, and a decode step is at most {gain:.2f}× as fast; what it says is another."
     )
     points = [
-        (share, step_s(1, 1) / step_s(share, neurons_kept)) for share in (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)
+        (share, step_s(1, 1) / step_s(share, neurons_left)) for share in (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)
     ]
-    return sentence, figures, (Series("gain", "layers kept", "×", points),)
+    return sentence, figures, (Series("gain", "layers remaining", "×", points),)

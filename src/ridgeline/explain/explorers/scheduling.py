@@ -1,4 +1,4 @@
-"""Static or continuous batching: the engine's scheduler with one batch after the other, and with slots filled anew."""
+"""Compare static and continuous batching: the engine's scheduler with one batch after the other, and slots filled anew."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def explore(
     model: str = "llama-3-8b",
     card: str = "h100-sxm",
 ) -> Found:
-    """Simulate outputs of two lengths in turns: all at once, and so many at a time as there are slots."""
+    """Run outputs of two lengths in turns: all at once, and so many at a time as there are slots."""
     machine = simulated_machine(EngineConfig.of(model, max_num_seqs=slots), card)
     asked = [BenchRequest(prompt=[i] * PROMPT_TOKENS, max_tokens=(short, long)[i % 2]) for i in range(requests)]
     continuous = [run_simulated(machine, asked)]
