@@ -1,4 +1,4 @@
-"""Prune a model to fewer layers and narrower ones, and what of its bytes and its time goes with them."""
+"""Compare a model with one of fewer and narrower layers: what of its bytes and its time goes with them."""
 
 from ridgeline.cost.account import kv_bytes, weight_bytes
 from ridgeline.explain.exploration import Figure, Found, Series

@@ -1,4 +1,4 @@
-"""Compare static and continuous batching: the engine's scheduler with one batch after the other, and slots filled anew."""
+"""Compare static and continuous batching: one batch after the other, and slots filled anew, by the engine's scheduler."""
 
 from collections.abc import Sequence
 
