@@ -1,4 +1,4 @@
-"""Compare static and continuous batching: one batch after the other, and slots filled anew, by the engine's scheduler."""
+"""Compare static and continuous batching: one batch after the other, and slots filled anew, in the scheduler."""
 
 from collections.abc import Sequence
 
