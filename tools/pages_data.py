@@ -19,18 +19,21 @@ from numbers_page import TEXTS
 from ridgeline.bench.load import Load
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.step import StepPlan
 from ridgeline.cost import datasheets
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.engine.journal import WAIT_REASONS, Records
 from ridgeline.explain import explorers, lectures
 from ridgeline.explain.lectures.row import STATUSES, Row
 from ridgeline.explain.limits import MODELS
-from ridgeline.explain.simulation import Simulation, simulate
+from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.practice import questions
+from ridgeline.explain.simulation import Simulation, requests_of, run_simulated
 
 UI = Path(__file__).resolve().parents[1] / "src" / "ridgeline" / "server" / "ui"
 MODEL, CARD = "llama-3-8b", "h100-sxm"
-STOPS = 9  # of an input between its least and its most
-DIGITS = 6
+STOPS = (-4, -2, 0, 2, 4)  # of an input: its default times a power of two, or plus so many tenths
+DIGITS, DRAWN_DIGITS = 6, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,20 @@ class Example:
     options: Mapping[str, object]
     rate_per_s: float | None = None
 
-    def run(self) -> Simulation:
+    def run(self) -> tuple[Simulation, list[list[list[int]]]]:
+        """Return the run, and of each step the sequences whose blocks are others than before, with them."""
         load = Load() if self.rate_per_s is None else Load(schedule="poisson", request_rate_per_s=self.rate_per_s)
         config = EngineConfig.of(MODEL, **self.options)
-        return simulate(config, workload=self.workload, load=load, hardware=CARD)
+        held: dict[int, list[int]] = {}
+        steps: list[list[list[int]]] = []
+
+        def see(plan: StepPlan) -> None:
+            now = {span.seq_id: list(table.blocks) for span, table in zip(plan.spans, plan.tables[0], strict=True)}
+            steps.append([[seq, *blocks] for seq, blocks in now.items() if held.get(seq) != blocks])
+            held.update(now)
+
+        asked = requests_of(config, self.workload, None, load)
+        return run_simulated(simulated_machine(config, CARD), asked, see=see), steps
 
     @property
     def command(self) -> str:
@@ -110,26 +123,30 @@ EXAMPLES = (
 )
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: Any, digits: int = DIGITS) -> Any:
     """Return plain data with floats of few digits, so that every machine writes the same."""
     if isinstance(value, float):
-        return None if value != value else float(f"{value:.{DIGITS}g}")
+        return None if value != value else float(f"{value:.{digits}g}")
     if isinstance(value, Mapping):
-        return {name: rounded(each) for name, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: rounded(each, digits) for name, each in value.items()}
+    return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value
 
 
 def ring(records: Records, left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return records in the shape of /explain/steps."""
     names = [name for name in records.dtype.names or () if name not in left_out]
-    return {"first": 0, "fields": names, "rows": [list(row) for row in records[names].tolist()]}
+    digits = {"start_s": 5, "run_s": 4}
+    rows = [
+        [rounded(value, digits.get(name, DIGITS)) for name, value in zip(names, row)] for row in records[names].tolist()
+    ]
+    return {"first": 0, "fields": names, "rows": rows}
 
 
 def examples() -> list[dict[str, Any]]:
     """Return the simulated runs."""
     found: list[dict[str, Any]] = []
     for example in EXAMPLES:
-        run = example.run()
+        run, blocks = example.run()
         recording = run.recording
         found.append(
             {
@@ -142,6 +159,7 @@ def examples() -> list[dict[str, Any]]:
                 "steps": ring(recording.steps, ("plan_s", "batch_s", "sample_s", "commit_s", "render_s", "num_copies")),
                 "spans": ring(recording.spans, ("num_final", "adapter")),
                 "decisions": ring(recording.decisions),
+                "blocks": blocks,
             }
         )
     return found
@@ -166,7 +184,7 @@ def stops(parameter: inspect.Parameter) -> list[Any]:
     low = meta.ge if meta.ge is not None else default / 16
     high = meta.le if meta.le is not None else default * 16
     values = {default}
-    for exponent in range(-STOPS // 2 + 1, STOPS // 2 + 1):
+    for exponent in STOPS:
         value = default * 2**exponent if default > 1 or isinstance(default, int) else default + exponent * 0.1
         value = int(value) if isinstance(default, int) else round(value, 6)
         if low <= value <= high:
@@ -174,33 +192,56 @@ def stops(parameter: inspect.Parameter) -> list[Any]:
     return sorted(values)
 
 
+def asked() -> dict[str, dict[str, Any]]:
+    """Return the questions by their explorers, and the answers as they are shown."""
+    return {
+        each.explorer: {"ask": each.ask, "answers": [[a.figure.text, a.is_right, a.why] for a in each.answers]}
+        for each in questions()
+    }
+
+
 def learn() -> list[dict[str, Any]]:
     """Return each explorer with what it says at its defaults, and with one input at a time at its stops."""
     found: list[dict[str, Any]] = []
+    practice = asked()
     for name in explorers.names():
-        inputs = [sweep(name, parameter) for parameter in explorers.inputs_of(name).values()]
-        found.append({"name": name, "summary": explorers.summary(name), "at": said(name, {}), "inputs": inputs})
+        default = said(name, {})
+        inputs = [sweep(name, parameter, default) for parameter in explorers.inputs_of(name).values()]
+        words = {"name": name, "summary": explorers.summary(name), "question": practice[name]}
+        found.append(words | {"at": default, "inputs": inputs})
     return found
 
 
-def sweep(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return what an explorer says at each stop of one input that it takes."""
+def sweep(name: str, parameter: inspect.Parameter, default: Sequence[Any]) -> dict[str, Any]:
+    """Return what an explorer says at each stop of one input that it takes, where it is not what it says first."""
     there: list[Any] = []
     at: list[Any] = []
     for stop in stops(parameter):
         with contextlib.suppress(ConfigError):  # it does not fit the other inputs' defaults
-            at.append(said(name, {parameter.name: stop}))
+            sentence, *parts = said(name, {parameter.name: stop})
+            at.append([sentence, *([changed(*pair) for pair in zip(*both)] for both in zip(parts, default[1:]))])
             there.append(stop)
     words = {"name": parameter.name, "help": parameter.annotation.__metadata__[0].description}
     return words | {"default": parameter.default, "stops": there, "at": at}
 
 
-def said(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an explorer says, short."""
+def changed(new: Sequence[Any], old: Sequence[Any]) -> Any:
+    """Return the items that are others than by default, each at its place, 0 for the others; 0 where all are equal."""
+    items = [0 if now == before else now for now, before in zip(new, old, strict=True)]
+    while items and items[-1] == 0:
+        items.pop()
+    return items or 0
+
+
+def said(name: str, inputs: Mapping[str, Any]) -> list[Any]:
+    """Return what an explorer says, short: its sentence, figures, curves with all x before all y, and cells."""
     result = explorers.explore(name, **inputs)
-    figures = [[figure.name, figure.text, figure.formula, figure.provenance] for figure in result.figures]
-    series = [[series.name, series.x, series.y, [list(point) for point in series.points]] for series in result.series]
-    return {"sentence": result.sentence, "figures": figures, "series": series}
+    figures = [[figure.text, figure.formula, figure.name, figure.provenance] for figure in result.figures]
+    series = [[[y for _, y in s.points], s.marks, [x for x, _ in s.points], s.name, s.x, s.y] for s in result.series]
+    grids = [
+        [[[label, "|".join(cells), kinds] for label, cells, kinds in grid.rows], grid.name] for grid in result.grids
+    ]
+    return [result.sentence, figures, rounded(series, DRAWN_DIGITS), grids]
 
 
 def plan() -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Headless Chromium on the pages, with all that it complained about. Tests skip where it or playwright is not there."""
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,13 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    """The source of axe-core, which looks for what keeps people out. Set AXE_CORE to its axe.min.js."""
+    """The source of axe-core, which looks for what keeps people out: of a package, or AXE_CORE, its axe.min.js."""
     path = os.environ.get("AXE_CORE")
-    if path is None:
-        pytest.skip("WHO CAN USE THE PAGES IS NOT TESTED: npm pack axe-core, unpack it, set AXE_CORE to its axe.min.js")
-    return Path(path).read_text(encoding="utf-8")
+    if path is not None:
+        return Path(path).read_text(encoding="utf-8")
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("WHO CAN USE THE PAGES IS NOT TESTED: pip install axe-playwright-python, or set AXE_CORE")
+    return resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
 
 def serious(page: Any, axe: str) -> list[str]:

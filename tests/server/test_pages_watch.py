@@ -21,6 +21,15 @@ ridgeline_kv_blocks{group="0",state="free"} 1e+03
 """
 
 
+PRICED = """\
+ridgeline_priced_steps_total {steps}
+ridgeline_priced_step_seconds_total {measured}
+ridgeline_priced_step_predicted_seconds_total{{provenance="calibrated"}} {predicted}
+ridgeline_priced_step_limit_seconds_total{{bound="compute"}} {compute}
+ridgeline_priced_step_limit_seconds_total{{bound="memory"}} {memory}
+"""
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_live_shows_what_runs(chromium: Any, live: LiveServer, size: str) -> None:
     with window(chromium, live.url, size) as opened:
@@ -35,6 +44,36 @@ def test_live_shows_what_runs(chromium: Any, live: LiveServer, size: str) -> Non
         page.get_by_role("button", name="As table").click()
         assert page.get_by_role("table").locator("thead th").count() == 9
         assert not opened.is_scrolled_sideways()
+
+
+def test_live_shows_three_times_of_a_step_apart(chromium: Any, live: LiveServer) -> None:
+    with window(chromium, live.url) as opened:
+        counts = iter(range(1, 100))
+
+        def told(route: Any) -> None:
+            count = next(counts)
+            limit = {"compute": 0.0005 * count, "memory": 0.002 * count}
+            route.fulfill(body=PRICED.format(steps=count, measured=0.004 * count, predicted=0.003 * count, **limit))
+
+        opened.page.route("**/metrics", told)
+        page = opened.open("/#live")
+        card = page.get_by_role("article", name="A step's three times")
+        card.get_by_text("4 ms", exact=True).wait_for()
+        texts = [row.locator("th, td").all_inner_texts() for row in card.locator("tr").all()]
+        assert [row[:2] for row in texts] == [["limit", "2.5 ms"], ["predicted", "3 ms"], ["measured", "4 ms"]]
+        assert texts[0][2] == "measured ceilings; memory binds most" and texts[1][2] == "calibrated"
+        assert texts[2][2].startswith("measured: ")
+        opened.page.unroute("**/metrics")
+
+
+def test_what_no_step_was_priced_for_is_unknown(chromium: Any, live: LiveServer) -> None:
+    with window(chromium, live.url) as opened:
+        opened.page.route("**/metrics", lambda route: route.fulfill(body="ridgeline_num_requests_running 0\n"))
+        page = opened.open("/#live")
+        card = page.get_by_role("article", name="A step's three times")
+        card.get_by_text("unknown: ").first.wait_for()
+        assert card.get_by_text("–", exact=True).count() == 3
+        opened.page.unroute("**/metrics")
 
 
 def test_quantiles_are_of_what_came_between_two_samples(chromium: Any, live: LiveServer) -> None:
@@ -107,6 +146,21 @@ def test_every_simulated_run_can_be_shown(chromium: Any, live: LiveServer) -> No
                     page.get_by_role("button", name="Step on").click()
                 assert page.get_by_text("Preempted sequence").count() == 1
         assert len(seen) == len(runs)
+
+
+def test_the_map_of_blocks_is_the_cache_s(chromium: Any, live: LiveServer) -> None:
+    """What the map shows is what `used` counts, and a shared prefix is shared."""
+    with window(chromium, live.url) as opened:
+        page = opened.open("/#steps")
+        for run, shared in (("shared prefix, cached", True), ("too small a cache", False)):
+            page.locator("#source-A").select_option(label=run)
+            for _ in range(9):
+                page.get_by_role("button", name="Step on").click()
+            detail = page.locator(".detail").first
+            cells = [text for text in detail.locator(".cells i").all_inner_texts() if text]
+            used = detail.locator(".split figcaption").last.inner_text()
+            assert f"used {len(cells)} blocks" in used
+            assert any("×" in text for text in cells) == shared
 
 
 def test_live_steps_are_the_engine_s(chromium: Any, live: LiveServer) -> None:

@@ -40,6 +40,26 @@ def lecture(
 
 
 @explain.command()
+def practice(
+    name: Annotated[str | None, typer.Argument(metavar="[EXPLORER]", help="One question. Default: all.")] = None,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Say which is right, and how the others come about.")
+    ] = False,
+) -> None:
+    """Ask a question for each explorer; its answers are computed."""
+    from ridgeline.explain.practice import questions
+
+    if name is not None:
+        explorers.summary(name)
+    for question in questions():
+        if name in (None, question.explorer):
+            typer.echo(f"{question.explorer}: {question.ask}")
+            for answer in question.answers:
+                mark = "✓" if answer.is_right else "✗"
+                typer.echo(f"  {mark} {answer.figure.text:16} {answer.why}" if answers else f"  {answer.figure.text}")
+
+
+@explain.command()
 def price(
     model: Annotated[str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")],
     card: Annotated[str, typer.Option(help="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
@@ -84,6 +104,8 @@ def _command(name: str) -> Callable[..., None]:
         typer.echo(result.sentence)
         for figure in result.figures:
             typer.echo(f"  {figure.name:18} {figure.text:>18}   {figure.formula} [{figure.provenance}]")
+        for grid in result.grids:
+            typer.echo("\n".join((f"{grid.name}:", *(f"  {line}" for line in grid.lines))))
 
     flag = Annotated[bool, typer.Option("--json", help="Print one JSON object, with the series to draw.")]
     parameters = [_option(parameter) for parameter in explorers.inputs_of(name).values()]

@@ -10,6 +10,7 @@ from ridgeline.core.errors import ConfigError
 
 Provenance = Literal["measured", "calibrated", "prior", "datasheet", "counted"]
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+Mark = tuple[Literal["x", "y"], float, str]
 _SCALED = ("B", "B/s", "FLOP", "FLOP/s")
 
 
@@ -43,16 +44,32 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Holds the points of a curve."""
+    """Holds the points of a curve, and `marks` on it: an axis, where, and what is there."""
 
     name: str
     x: str
     y: str
     points: Sequence[tuple[float, float]]
+    marks: Sequence[Mark] = ()
 
 
-Found = tuple[str, Sequence[Figure], Sequence[Series]]
-"""What an explorer finds: a sentence, figures, and curves to draw."""
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Holds rows of cells: a label, what stands in each, and of what kind each is, a digit, or "." where nothing is."""
+
+    name: str
+    rows: Sequence[tuple[str, Sequence[str], str]]
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The rows as text."""
+        label = max(len(name) for name, _, _ in self.rows)
+        width = max((len(cell) for _, cells, _ in self.rows for cell in cells), default=1)
+        return [f"{name:{label}}  " + " ".join(f"{cell:>{width}}" for cell in cells) for name, cells, _ in self.rows]
+
+
+Found = tuple[str, Sequence[Figure], Sequence[Series | Grid]]
+"""What an explorer finds: a sentence, figures, and curves and cells to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,7 @@ class Exploration:
     sentence: str
     figures: Sequence[Figure]
     series: Sequence[Series] = ()
+    grids: Sequence[Grid] = ()
 
     def __getitem__(self, name: str) -> float | None:
         """Return the value of a figure. Raises KeyError where there is none of that name."""

@@ -5,17 +5,16 @@ FLOPs here are those of matrix products alone where texts count so; a multiply-a
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from ridgeline.core.errors import ConfigError
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Prediction, Roofline
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, Plain, Program
 from ridgeline.program.opset import OPSET
-from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost, Operands
 from ridgeline.spec.families import read_spec
 
@@ -28,26 +27,36 @@ MODELS: Mapping[str, Mapping[str, object]] = tomllib.loads(
 
 @cache
 def lowered(model: str) -> Program:
-    """Return the program of one of MODELS."""
-    return lower(read_spec(MODELS[model]))
+    """Return the program of one of MODELS. Raises ConfigError for another name."""
+    return lower(read_spec(shape(model)))
 
 
-@cache
-def decode_cost(model: str, batch: int, context: int) -> OpCost:
-    """Return the cost of a decode step of one of MODELS in bf16, `context` tokens with the new one."""
-    load = Load.decode(batch, context)
-    return sum((group.cost(load) * group.count for group in _prices(model)), OpCost())
-
-
-@cache
-def _prices(model: str) -> Sequence[GroupPrice]:
-    return price_groups(lowered(model), fuse(lowered(model)), ElementBytes())
+def shape(model: str) -> Mapping[str, object]:
+    """Return the config of one of MODELS. Raises ConfigError for another name."""
+    if model not in MODELS:
+        raise ConfigError(f"there is no shape {model[:80]!r}; there are {', '.join(MODELS)}")
+    return MODELS[model]
 
 
 def limit(card: str, *, flops: float = 0, weight_bytes: float = 0, kv_bytes: float = 0) -> Prediction:
     """Return the least time on a device of the datasheets, or `NAME:COUNT` of them, with inputs in bf16."""
     cost = OpCost(flops=flops, weight_bytes=weight_bytes, kv_read_bytes=kv_bytes)
     return Roofline(datasheet(card), 1, cost.num_bytes).predict(cost, "bf16")
+
+
+def decode(card: str, parameters: float, batch: float, sequence_bytes: float, *, weight: float = 2) -> Prediction:
+    """Return the least time of a step with a token for each of `batch` sequences of so many bytes of KV cache.
+
+    Weights take `weight` bytes each; other sizes of a step than its sequences' tokens see `limit`.
+    """
+    flops, kv = 2 * parameters * batch, batch * sequence_bytes
+    return limit(card, flops=flops, weight_bytes=weight * parameters, kv_bytes=kv)
+
+
+def room(card: str, parameters: float, sequence_bytes: float, *, weight: float = 2) -> int | None:
+    """Return how many sequences fit beside the weights, None where the owner chooses the memory."""
+    free = memory(card) - weight * parameters
+    return None if free == float("inf") else max(0, int(free / sequence_bytes))
 
 
 def peak(card: str) -> float:

@@ -219,9 +219,11 @@ def run_simulated(
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
     slower: float = 1.0,
+    see: Callable[[StepPlan], object] = lambda plan: None,
 ) -> Simulation:
     """Run requests, in order of arrival, on a machine whose steps take `slower` times what is predicted.
 
+    `see` is shown each plan as it runs: its block tables are gone afterwards.
     Raises ConfigError for a request that the context has no room for.
     """
     setup = machine.setup
@@ -237,6 +239,7 @@ def run_simulated(
     seconds = machine.step_time.seconds
 
     def lasting(plan: StepPlan) -> float:
+        see(plan)
         return slower * seconds(load_of(plan), is_anew=not plan.follows)
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Exploration, Found
+from ridgeline.explain.exploration import Exploration, Found, Grid, Series
 
 
 def names() -> list[str]:
@@ -24,7 +24,8 @@ def names() -> list[str]:
 
 
 def summary(name: str) -> str:
-    """Return the first line of an explorer's docstring, read without importing it."""
+    """Return the first line of an explorer's docstring, read without importing it. Raises ConfigError."""
+    _require(name)
     source = (resources.files(__name__) / f"{name}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
@@ -50,14 +51,24 @@ def explore(name: str, **inputs: Any) -> Exploration:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {str(error).replace('`', '')}; see ridgeline explain {name} --help") from error
     inputs = msgspec.structs.asdict(given)
-    sentence, figures, series = _explorer(name)(**inputs)
+    sentence, figures, drawn = _explorer(name)(**inputs)
     card = inputs.get("card")
     if isinstance(card, str) and datasheet(card).peak("bf16", 1) is None:
         sentence += f" The datasheet of {card} names no peak of arithmetic: only memory is counted."
-    return Exploration(name, inputs, sentence, figures, series)
+    series, grids = [each for each in drawn if isinstance(each, Series)], [e for e in drawn if isinstance(e, Grid)]
+    return Exploration(name, inputs, sentence, figures, series, grids)
+
+
+def figures(name: str, **inputs: Any) -> Mapping[str, float]:
+    """Return the figures of an explorer that are known, for inputs within their ranges."""
+    return {figure.name: figure.value for figure in _explorer(name)(**inputs)[1] if figure.value is not None}
+
+
+def _require(name: str) -> None:
+    if name not in names():
+        raise ConfigError(f"there is no explorer {name[:40]!r}; there are {', '.join(names())}")
 
 
 def _explorer(name: str) -> Callable[..., Found]:
-    if name not in names():
-        raise ConfigError(f"there is no explorer {name[:40]!r}; there are {', '.join(names())}")
+    _require(name)
     return import_module(f"{__name__}.{name}").explore

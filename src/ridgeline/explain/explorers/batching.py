@@ -1,7 +1,7 @@
 """Show what a larger batch gains: weights are read once for all, the KV cache of each sequence is not."""
 
-from ridgeline.explain.exploration import Figure, Found, Series
-from ridgeline.explain.limits import bandwidth, kv_bytes, limit, memory
+from ridgeline.explain.exploration import Figure, Found, Mark, Series
+from ridgeline.explain.limits import bandwidth, decode, kv_bytes, room
 
 
 def explore(
@@ -18,10 +18,9 @@ def explore(
     sequence = kv_bytes(context, layers, kv_heads, head_dim)
 
     def step_s(batch: int) -> float:
-        return limit(card, flops=weights * batch, weight_bytes=weights, kv_bytes=batch * sequence).seconds
+        return decode(card, parameters, batch, sequence).seconds
 
-    here, room = step_s(batch), memory(card)
-    fits = None if room == float("inf") else max(0, int((room - weights) / sequence))
+    here, fits = step_s(batch), room(card, parameters, sequence)
     read = f"({weights:.4g} + {batch} · {sequence:.4g} B) ÷ bandwidth"
     most = bandwidth(card) / sequence
     figures = (
@@ -33,5 +32,7 @@ def explore(
     )
     room_for = "unknown how many fit" if fits is None else f"{fits:,} sequences fit"
     sentence = f"{batch / here:,.0f} tokens/s at {here * 1e3:.2f} ms a token for each user; {room_for}."
-    series = Series("batch", "sequences", "tokens/s", [(1 << i, (1 << i) / step_s(1 << i)) for i in range(11)])
+    points = [(1 << i, (1 << i) / step_s(1 << i)) for i in range(11)]
+    full: list[Mark] = [("x", fits, "memory is full")] if fits else []
+    series = Series("batch", "sequences", "tokens/s", points, (*full, ("y", most, "no batch passes this")))
     return sentence, figures, (series,)

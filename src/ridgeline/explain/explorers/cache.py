@@ -12,6 +12,8 @@ def explore(prompt: int = 4096, output: int = 256) -> Found:
     cached_pairs = visible_keys(cached, cached, None)[0]
     span = f"{lengths[0]:,} + … + {lengths[-1]:,}"
     figures = (
+        Figure("first_pass", lengths[0], "tokens", "the prompt", "counted"),
+        Figure("last_pass", lengths[-1], "tokens", "the pass that makes a token does not have it yet", "counted"),
         Figure("naive_tokens", naive, "tokens", span, "counted"),
         Figure("cached_tokens", cached, "tokens", f"{prompt:,} + {output - 1:,}", "counted"),
         Figure("tokens_saved", naive / cached, "×", "without ÷ with", "counted"),

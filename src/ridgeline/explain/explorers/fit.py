@@ -4,7 +4,7 @@ Weights and cache against the memory, TTFT of linear layers and attention, TPOT,
 """
 
 from ridgeline.explain.exploration import Figure, Found
-from ridgeline.explain.limits import kv_bytes, limit, memory
+from ridgeline.explain.limits import decode, kv_bytes, limit, room
 from ridgeline.program.ops.attention import visible_keys
 
 
@@ -19,14 +19,13 @@ def explore(
     card: str = "h100-sxm",
 ) -> Found:
     """Weigh weights and cache, and price a prompt and a decode step."""
-    weights, room = 2 * parameters, memory(card)
+    weights = 2 * parameters
     sequence = kv_bytes(context, layers, kv_heads, head_dim)
     pairs, _ = visible_keys(context, context, None)
     linear = limit(card, flops=weights * context, weight_bytes=weights).seconds
     attention = limit(card, flops=4 * pairs * head_dim * heads * layers).seconds
-    cache = batch * sequence
-    tpot = limit(card, flops=weights * batch, weight_bytes=weights, kv_bytes=cache).seconds
-    most = None if room == float("inf") else max(0, int((room - weights) / sequence))
+    cache, most = batch * sequence, room(card, parameters, sequence)
+    tpot = decode(card, parameters, batch, sequence).seconds
     prompt = f"{linear * 1e3:.1f} ms linear + {attention * 1e3:.1f} ms attention"
     figures = (
         Figure("weights", weights, "B", f"{parameters:.4g} · 2 bytes", "counted"),

@@ -4,7 +4,9 @@ Prefill computes the prompt and makes the first token; every further token is a 
 """
 
 from ridgeline.explain.exploration import Figure, Found, Series
-from ridgeline.explain.limits import kv_bytes, limit
+from ridgeline.explain.limits import decode, kv_bytes, limit
+
+SHOWN = 32  # passes of the curve
 
 
 def explore(
@@ -20,7 +22,7 @@ def explore(
     weight_bytes = 2 * parameters
     prefill = limit(card, flops=weight_bytes * prompt, weight_bytes=weight_bytes)
     caches = [kv_bytes(prompt + made, layers, kv_heads, head_dim) for made in range(1, output)]
-    passes = [limit(card, flops=weight_bytes, weight_bytes=weight_bytes, kv_bytes=kv).seconds for kv in caches]
+    passes = [decode(card, parameters, 1, kv).seconds for kv in caches]
     total = prefill.seconds + sum(passes)
     step = f"(weights {weight_bytes:.4g} B + KV) ÷ bandwidth"
     figures = (
@@ -33,5 +35,7 @@ def explore(
         f"1 + {len(passes)} passes take at least {total * 1e3:,.0f} ms; prefill is bound by {prefill.bound}, and "
         f"{sum(passes) / total:.0%} of the time is decode."
     )
-    series = Series("passes", "pass", "s", [(0, prefill.seconds), *((i + 1.0, s) for i, s in enumerate(passes[:4096]))])
+    every = len(passes) // SHOWN + 1
+    points = [(0, prefill.seconds), *((i + 1.0, s) for i, s in enumerate(passes) if i % every == 0)]
+    series = Series("passes", "pass", "s", points)
     return sentence, figures, (series,)

@@ -13,6 +13,7 @@ def explore(
     rope_dim: int = 64,
     context: int = 32768,
     window: int = 4096,
+    sliding_layers: int = 6,
 ) -> Found:
     """Ask each kind of state what a token takes."""
     if kv_heads > heads:
@@ -23,11 +24,16 @@ def explore(
 
     latent = LatentState(latent_dim, rope_dim).bytes_per_token(2)
     full, cached = token_bytes(heads), min(window, context)
+    mixed = (context + sliding_layers * cached) / ((1 + sliding_layers) * context)
     figures = (
         Figure("mha", full, "B", f"2 · {heads} · {head_dim} · 2 bytes", "counted"),
         Figure("gqa", token_bytes(kv_heads), "B", f"{kv_heads} KV heads", "counted"),
         Figure("mqa", token_bytes(1), "B", "one KV head", "counted"),
         Figure("mla", latent, "B", f"({latent_dim} + {rope_dim}) · 2 bytes", "counted"),
+        Figure(
+            "shared_layers", token_bytes(kv_heads) / 2, "B", "GQA, two layers with the same keys and values", "counted"
+        ),
+        Figure("mixed_share", mixed, "share", f"one global layer to {sliding_layers} sliding ones", "counted"),
         Figure("sliding_share", cached / context, "share", f"{cached:,} of {context:,} tokens", "counted"),
     )
     sentence = (

@@ -1,28 +1,25 @@
 """Batches: what more sequences in a step gain, and where that ends."""
 
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.cost.speculation import speedup
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
-from ridgeline.explain.limits import H100, bandwidth, decode_cost, kv_bytes, limit, lowered, memory
+from ridgeline.explain.limits import H100, bandwidth, decode, kv_bytes, limit, lowered, memory, room
+from ridgeline.explain.pricing import price
 
-WEIGHTS_13B = 26e9  # as the texts have it: 13e9 parameters of 2 bytes
-SEQUENCE_BYTES = 838_860_800.0  # 40 layers of 40 heads of 128 entries, 1,024 tokens
+PARAMETERS_13B = 13e9  # as the texts have it; 40 layers of 40 heads of 128 entries
 
 
-def table_13b(
-    batch: int = 1, weight_bytes: float = WEIGHTS_13B, sequence_bytes: float = SEQUENCE_BYTES, card: str = H100
-) -> Values:
+def table_13b(batch: int = 1, parameters: float = PARAMETERS_13B, context: int = 1024, card: str = H100) -> Values:
     """Divide the bytes of weights and KV cache by the bandwidth, and the memory beside the weights by a sequence."""
-    kv, free = batch * sequence_bytes, memory(card) - weight_bytes
-    step_s = limit(card, flops=batch * weight_bytes, weight_bytes=weight_bytes, kv_bytes=kv).seconds
+    found = figures("fit", parameters=parameters, batch=batch, context=context, card=card)
     return {
-        "kv_bytes": kv,
-        "all_bytes": weight_bytes + kv,
-        "step_s": step_s,
-        "tokens_per_s": batch / step_s,
-        "free_bytes": free - kv,
-        "largest": int(free / sequence_bytes),
-        "cards": (weight_bytes + kv) / memory(card),
+        "kv_bytes": found["cache"],
+        "all_bytes": found["all"],
+        "step_s": found["tpot"],
+        "tokens_per_s": found["throughput"],
+        "free_bytes": memory(card) - found["all"],
+        "largest": found["most"],
+        "cards": found["all"] / memory(card),
     }
 
 
@@ -32,14 +29,15 @@ def table_gain(some: int = 64, many: int = 256, card: str = H100) -> Values:
     return {"first": at_some / one, "then": at_many / at_some}
 
 
-def table_why(sequence_bytes: float = SEQUENCE_BYTES, card: str = H100) -> Values:
+def table_why(context: int = 1024, card: str = H100) -> Values:
     """Divide the bandwidth by the KV bytes of a sequence: the limit of large batches."""
-    return {"most_per_s": bandwidth(card) / sequence_bytes}
+    most = figures("batching", context=context, card=card)["limit"]
+    return {"most_per_s": most, "sequence_bytes": bandwidth(card) / most}
 
 
 def table_config(model: str = "llama-2-13b", context: int = 1024, card: str = H100) -> Values:
     """Sum the op table's costs of the model's program, weights and KV reads."""
-    costs = [decode_cost(model, batch, context) for batch in (1, 64, 256)]
+    costs = [price(model, card=card, batch=batch, context=context).cost for batch in (1, 64, 256)]
     one, some, many = (
         limit(card, flops=cost.flops, weight_bytes=cost.weight_bytes, kv_bytes=cost.kv_read_bytes).seconds
         for cost in costs
@@ -49,10 +47,10 @@ def table_config(model: str = "llama-2-13b", context: int = 1024, card: str = H1
 
 
 def batch_cost(
-    batch: int = 32, context: int = 1024, weight_bytes: float = WEIGHTS_13B, claimed: float = 0.85
+    batch: int = 32, context: int = 1024, parameters: float = PARAMETERS_13B, claimed: float = 0.85
 ) -> Values:
     """Compare the bytes of a token of a batch with those of a token alone."""
-    token = kv_bytes(1, 40, 40, 128)
+    token, weight_bytes = kv_bytes(1, 40, 40, 128), 2 * parameters
 
     def share(kv: float) -> float:
         return (weight_bytes + batch * kv) / batch / (weight_bytes + kv)
@@ -75,15 +73,16 @@ def two_h100(parameters: float = 70e9, context: int = 1024, cards: int = 2, card
     values: dict[str, float] = {}
     together, kv = f"{card}:{cards}", kv_bytes(context, 80, 8, 128)
     for name, each in (("bf16", 2.0), ("int8", 1.0), ("int4", bytes_per_weight("int4", 1, 128))):
-        batch = int((memory(together) - parameters * each) / kv)
-        step = limit(together, flops=2 * parameters * batch, weight_bytes=parameters * each, kv_bytes=batch * kv)
-        values |= {f"{name}_batch": batch, f"{name}_per_s": batch / step.seconds}
+        batch = room(together, parameters, kv, weight=each) or 0
+        step_s = decode(together, parameters, batch, kv, weight=each).seconds
+        values |= {f"{name}_batch": batch, f"{name}_per_s": batch / step_s}
     return values
 
 
 def tp_pp(stages: int = 4, micro: int = 4, layers: int = 80, hidden: int = 8192) -> Values:
     """Count the all-reduces of a step, two a layer, and the share of a pipeline's time in which it is full."""
-    return {"fill": micro / (micro + stages - 1), "reduces": 2 * layers, "reduce_bytes": 2 * hidden}
+    found = figures("pipeline", stages=stages, micro_batches=micro, layers=layers, hidden=hidden)
+    return {"fill": found["full"], "reduces": found["all_reduces"], "reduce_bytes": found["all_reduce_bytes"]}
 
 
 def diagnosis(
@@ -93,17 +92,16 @@ def diagnosis(
     token = kv_bytes(context, 40, 40, 128)
 
     def per_s(count: int, each: float, kv: float) -> float:
-        step = limit(card, flops=2 * parameters * count, weight_bytes=parameters * each, kv_bytes=count * kv)
-        return count / step.seconds
+        return count / decode(card, parameters, count, kv, weight=each).seconds
 
     int4 = bytes_per_weight("int4", 1, 128)
     small = kv_bytes(context, 40, 40, 128, element_bytes=1)
-    kv_batch = int((memory(card) - 2 * parameters) / small)
+    kv_batch = room(card, parameters, small) or 0
     base, batched, halved = per_s(1, 2, token), per_s(batch, 2, token), per_s(kv_batch, 2, small)
     return {
         "batching": batched / base,
         "kv_batch": kv_batch,
         "kv": halved / batched,
         "int4": per_s(kv_batch, int4, small) / halved,
-        "draft": speedup((acceptance,) * 4, 0.11),
+        "draft": figures("speculation", acceptance=acceptance)["speedup"],
     }

@@ -1,15 +1,14 @@
 """Claims of whole techniques, beside what was measured here, or that nothing was."""
 
-from ridgeline.explain.lectures.batching import table_13b
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
 from ridgeline.explain.limits import H100
 
 
-def ten_x(batch: int = 32, weight_bytes: float = 26e9, sequence_bytes: float = 838_860_800, card: str = H100) -> Values:
+def ten_x(batch: int = 32, parameters: float = 13e9, context: int = 1024, card: str = H100) -> Values:
     """Divide the tokens per second of a batch by those of one sequence."""
-    sizes = weight_bytes, sequence_bytes, card
-    one, many = (table_13b(count, *sizes)["tokens_per_s"] for count in (1, batch))
-    return {"batching": many / one}
+    found = figures("batching", batch=batch, parameters=parameters, context=context, card=card)
+    return {"batching": found["gain"]}
 
 
 def claims(low: float = 0.86, high: float = 0.97) -> Values:

@@ -1,11 +1,10 @@
 """Price fewer bits: bytes of weights, what they gain at most, and what they lose. Mixtures of experts."""
 
-import numpy as np
-
 from ridgeline.cost.roofline import WeightKind, bytes_per_weight
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
-from ridgeline.explain.limits import decode_cost, lowered
-from ridgeline.program.ops.experts import distinct_experts
+from ridgeline.explain.limits import lowered
+from ridgeline.explain.pricing import price
 
 
 def _int4(group: int = 128) -> float:
@@ -31,17 +30,11 @@ def awq(group: int = 128) -> Values:
     return {"three": 16 / (3 + 16 / group), "three_bare": 16 / 3, "four": bytes_per_weight("bf16", 1) / _int4(group)}
 
 
-def outlier(largest: float = 1000.0, count: int = 4095, seed: int = 0) -> Values:
+def outlier(largest: float = 1000.0) -> Values:
     """Round normal values and the outlier with one scale, and without the outlier; root mean square of the errors."""
-    others = np.random.default_rng(seed).standard_normal(count)
-
-    def error(scale: float) -> float:
-        rounded = np.round(others / scale) * scale
-        return float(np.sqrt(np.mean((rounded - others) ** 2) / np.mean(others**2)))
-
-    step = largest / 127
-    own = float(np.abs(others).max()) / 127
-    return {"step": step, "zeroed": step / 2, "error": error(step), "split": error(own)}
+    found = figures("dtypes", outlier=largest)
+    names = {"step": "outlier_step", "zeroed": "zeroed", "error": "outlier_error", "split": "split_error"}
+    return {name: found[figure] for name, figure in names.items()}
 
 
 def bf16_small(small: float = 4e9, large: float = 8e9) -> Values:
@@ -53,6 +46,6 @@ def moe(model: str = "mixtral-8x7b", some: int = 8, many: int = 32) -> Values:
     """Sum the op table's costs of the model's program: E·(1 - (1 - k/E)^T) experts are read."""
     values: dict[str, float] = {}
     for name, batch in (("one", 1), ("some", some), ("many", many)):
-        values[name] = distinct_experts(8, 2, batch)
-        values[f"{name}_bytes"] = decode_cost(model, batch, 1024).weight_bytes
+        values[name] = figures("moe", batch=batch)["read"]
+        values[f"{name}_bytes"] = price(model, batch=batch).cost.weight_bytes
     return {**values, "all_bytes": 2 * lowered(model).num_parameters}

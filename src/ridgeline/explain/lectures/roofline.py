@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from math import inf
 
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
 from ridgeline.explain.limits import H100, attention_intensity, bandwidth, limit, linear_intensity, peak, ridge
 from ridgeline.program.ops.attention import visible_keys
@@ -10,12 +11,12 @@ from ridgeline.program.ops.attention import visible_keys
 
 def ridge_of(card: str = H100) -> Values:
     """Divide the peak in bf16 by the bandwidth."""
-    return {"ridge": ridge(card)}
+    return {"ridge": figures("roofline", card=card)["ridge"]}
 
 
 def intensity(tokens: int = 1, inputs: int = 4096, outputs: int = 11008) -> Values:
     """Divide the FLOPs of a product by the bytes of weights, inputs and outputs."""
-    return {"intensity": linear_intensity(tokens, inputs, outputs)}
+    return {"intensity": figures("roofline", tokens=tokens, rows=inputs, columns=outputs)["intensity"]}
 
 
 def break_even(inputs: int = 4096, outputs: int = 11008, card: str = H100) -> Values:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ridgeline.cost.speculation import speedup, tokens_per_round
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
 from ridgeline.explain.limits import H100, limit, ridge
 
@@ -29,20 +29,20 @@ def spec_toy(
 
 def spec_tokens(drafts: int = 4, acceptance: float = 0.9) -> Values:
     """Sum α, α², … over the drafts, and the target's own token."""
-    return {"tokens": tokens_per_round((acceptance,) * drafts), "bound": drafts * acceptance + 1}
+    return {"tokens": _tokens(drafts, acceptance), "bound": drafts * acceptance + 1}
 
 
 def spec_speedup(drafts: int = 4, acceptance: float = 0.8, draft_ratio: float = 0.11) -> Values:
     """Divide the tokens of a round by its cost, and try the numbers of drafts to 16."""
-    best = max(range(1, 17), key=lambda count: speedup((acceptance,) * count, draft_ratio))
-    here, at_best = (speedup((acceptance,) * count, draft_ratio) for count in (drafts, best))
-    tokens, cost = tokens_per_round((acceptance,) * drafts), 1 + drafts * draft_ratio
-    return {"tokens": tokens, "cost": cost, "speedup": here, "best": best, "best_speedup": at_best}
+    found = figures("speculation", drafts=drafts, acceptance=acceptance, draft_ratio=draft_ratio)
+    return {"best": found["best_drafts"]} | {
+        name: found[name] for name in ("tokens", "cost", "speedup", "best_speedup")
+    }
 
 
 def spec_range(drafts: int = 4, low: float = 0.7, high: float = 0.9) -> Values:
     """Sum α, α², … over the drafts, and the target's own token."""
-    return {name: tokens_per_round((rate,) * drafts) for name, rate in (("low", low), ("high", high))}
+    return {"low": _tokens(drafts, low), "high": _tokens(drafts, high)}
 
 
 def spec_cost(drafts: int = 4, parameters: float = 70e9, card: str = H100) -> Values:
@@ -55,4 +55,8 @@ def spec_cost(drafts: int = 4, parameters: float = 70e9, card: str = H100) -> Va
 
 def spec_code(drafts: int = 4) -> Values:
     """Count a round in which all drafts are accepted."""
-    return {"sketch": drafts, "most": tokens_per_round((1.0,) * drafts)}
+    return {"sketch": drafts, "most": _tokens(drafts, 1.0)}
+
+
+def _tokens(drafts: int, acceptance: float) -> float:
+    return figures("speculation", drafts=drafts, acceptance=acceptance)["tokens"]

@@ -3,8 +3,9 @@
 from math import ceil
 
 from ridgeline.cost.roofline import bytes_per_weight
+from ridgeline.explain.explorers import figures
 from ridgeline.explain.lectures.row import Values
-from ridgeline.explain.limits import H100, kv_bytes, limit, memory, peak
+from ridgeline.explain.limits import H100, decode, kv_bytes, limit, memory, peak, room
 from ridgeline.program.ops.attention import visible_keys
 
 
@@ -33,13 +34,12 @@ def thousand_users(
 ) -> Values:
     """Fill the memory beside the weights with sequences, and price a step of half the users."""
     kv, batch = kv_bytes(context, layers=80, kv_heads=8, head_dim=128), users // 2
-    step = limit(f"{card}:{group}", flops=2 * parameters * batch, weight_bytes=2 * parameters, kv_bytes=batch * kv)
-    cards = group * ceil(users / batch)
-    fit_int4 = int((memory(card) - parameters * bytes_per_weight("int4", 1, 128)) / kv)
+    together, cards = f"{card}:{group}", group * ceil(users / batch)
+    fit_int4 = room(card, parameters, kv, weight=bytes_per_weight("int4", 1, 128)) or 0
     return {
         "batch": batch,
-        "fit": int((group * memory(card) - 2 * parameters) / kv),
-        "step_s": step.seconds,
+        "fit": room(together, parameters, kv) or 0,
+        "step_s": decode(together, parameters, batch, kv).seconds,
         "cards": cards,
         "dollars_per_h": cards * dollars_per_card_h,
         "fit_int4": fit_int4,
@@ -49,13 +49,15 @@ def thousand_users(
 
 def naive_tokens(prompt: int = 4096, output: int = 256) -> Values:
     """Sum the tokens of every pass: the pass that makes a token does not have it yet."""
-    return {"first": prompt, "last": prompt + output - 1, "computed": sum(range(prompt, prompt + output))}
+    found = figures("cache", prompt=prompt, output=output)
+    return {"first": found["first_pass"], "last": found["last_pass"], "computed": found["naive_tokens"]}
 
 
 def naive_overhead(prompt: int = 4096, output: int = 256) -> Values:
     """Divide the tokens computed without a cache by the tokens computed with one."""
-    computed, cached = sum(range(prompt, prompt + output)), prompt + output - 1
-    return {"per_token": computed / output, "cached": cached, "saved": int(computed / cached)}
+    found = figures("cache", prompt=prompt, output=output)
+    saved = int(found["tokens_saved"])
+    return {"per_token": found["naive_tokens"] / output, "cached": found["cached_tokens"], "saved": saved}
 
 
 def naive_order(tokens: int = 4096) -> Values:
@@ -102,7 +104,7 @@ def short_prompt(parameters: float = 13e9, tokens: int = 12, card: str = H100) -
 
 def prefix(prefix_tokens: int = 1000, short: int = 10, long: int = 100) -> Values:
     """Divide the tokens of the prompt by those that no earlier request had."""
-    most, least = ((prefix_tokens + question) / question for question in (short, long))
+    most, least = (figures("prefix", shared=prefix_tokens, question=each)["ratio"] for each in (short, long))
     return {"most": most, "least": least}
 
 

@@ -54,11 +54,22 @@ function short(value) {
   return `${digits.format(value / scale)}${prefix && `\u202f${prefix}`}`;
 }
 
-// A curve over its axes; logarithmic where values go far.
-export function curves(name, x, y, points) {
+// Rows of cells: a label, texts with | between them, and a kind for each, a digit or a point where nothing is.
+export function cells(name, rows) {
+  const words = `${name}: ${rows.map(([label, texts]) => `${label} ${texts.replaceAll("|", " ")}`).join("; ")}`;
+  return h("figure", { class: "cells" }, h("figcaption", { class: "quiet" }, name), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("div", { role: "img", "aria-label": words }, rows.map(([label, texts, kinds]) =>
+    h("p", {}, h("b", {}, label), texts.split("|").slice(0, kinds.length).map((text, i) => h("i", { class: `c${kinds[i] === "." ? "" : kinds[i]}` }, text)))))));
+}
+
+// A curve over its axes, logarithmic where values go far, with marks: the axis, where, and what is there.
+export function curves(name, x, y, points, marks = []) {
   const known = points.filter(([a, b]) => a !== null && b !== null);
   if (known.length < 2) return null;
-  const { nodes, across, up } = axes(x, y, known);
+  const { nodes, across, up } = axes(x, y, [...known, ...marks.map(([axis, at]) => (axis === "x" ? [at, known[0][1]] : [known[0][0], at]))]);
+  for (const [axis, at, words] of marks) {
+    const place = axis === "x" ? { x1: across.at(at), x2: across.at(at), y1: MARGIN.top, y2: SIZE.height - MARGIN.bottom } : { x1: MARGIN.left, x2: SIZE.width - MARGIN.right, y1: up.at(at), y2: up.at(at) };
+    nodes.push(s("line", { ...place, class: "line second" }), s("text", { x: axis === "x" ? place.x1 - 6 : place.x1 + 6, y: axis === "x" ? place.y2 - 8 : place.y1 + 22, class: `label${axis === "x" ? " end" : ""}` }, words));
+  }
   nodes.push(s("polyline", { class: "line", points: known.map(([a, b]) => `${across.at(a)},${up.at(b)}`).join(" ") }), known.map(([a, b]) => s("circle", { cx: across.at(a), cy: up.at(b), r: 3, class: "decode" }, s("title", {}, `${short(a)} ${x}: ${short(b)} ${y}`))));
   const [first, last] = [known[0], known.at(-1)];
   return plot(name, nodes, `${name}: ${y} over ${x}, from ${short(first[1])} at ${short(first[0])} to ${short(last[1])} at ${short(last[0])}`);

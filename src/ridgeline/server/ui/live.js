@@ -57,16 +57,34 @@ const TILES = [
     note: (now) => (sum(now, "spec_decode_num_draft_tokens_total") ? `${number(sum(now, "spec_decode_num_accepted_tokens_total"))} tokens since the start` : "nothing was drafted: see --speculate") },
 ];
 
+const NONE = "unknown: `ridgeline hardware` has not measured this machine, or nothing was priced";
+
+// A step's least time by the ceilings, its predicted and its measured time: means of the steps priced lately.
+function priced(samples) {
+  const [, now] = samples.at(-1);
+  const [, then] = samples.at(-1 - Math.min(WINDOW, samples.length - 1));
+  const of = (sample, name, label) => (sample.get(`priced_step${name}_total`) || []).map(([labels, value]) => [labels[label], value]);
+  const grown = (name, label) => { const before = new Map(of(then, name, label)); return of(now, name, label).map(([key, value]) => [key, value - (before.get(key) || 0)]); };
+  const total = (values) => values.reduce((whole, [, value]) => whole + value, 0);
+  const steps = total(grown("s"));
+  const most = (values) => values.reduce((a, b) => (b[1] > a[1] ? b : a))[0];
+  const row = (values, from) => [steps ? milliseconds((1000 * total(values)) / steps) : "–", steps ? from(values) : NONE];
+  return [row(grown("_limit_seconds", "bound"), (values) => `measured ceilings; ${most(values)} binds most`), row(grown("_predicted_seconds", "provenance"), most), row(grown("_seconds"), () => `measured: ${plural(steps, "step")}, one a second at most`)];
+}
+
 export function live() {
   const samples = [];
   const series = new Map(TILES.map((tile) => [tile.id, [[], []]]));
   const cards = new Map(TILES.map((tile) => [tile.id, card(tile)]));
   const sentence = h("p", { class: "lead", "aria-live": "off" }, "Waiting for two samples.");
+  const three = ["limit", "predicted", "measured"].map((name) => [name, h("td", { class: "num strong" }), h("td", { class: "quiet" })]);
   const totals = h("p", { class: "quiet" });
   const table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values of the last seconds", hidden: true });
   const toggle = button("As table", () => { table.hidden = !table.hidden; toggle.setAttribute("aria-pressed", String(!table.hidden)); tabulate(); }, { "aria-pressed": "false" });
   const element = h("section", { "aria-labelledby": "live-title" }, h("h1", { id: "live-title" }, "Live"), sentence,
-    h("div", { class: "tiles" }, [...cards.values()].map((each) => each.element)), h("div", { class: "row" }, toggle, totals), table);
+    h("div", { class: "tiles" }, [...cards.values()].map((each) => each.element)), 
+    h("article", { class: "box", "aria-label": "A step's three times" }, h("h2", {}, "A step's three times"), h("table", { class: "plain" }, h("tbody", {}, three.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells))))),
+    h("div", { class: "row" }, toggle, totals), table);
 
   function tabulate() {
     if (table.hidden) return;
@@ -100,6 +118,7 @@ export function live() {
       ? `${plural(running, "sequence")} in the batch, ${waiting || "none"} waiting, ${number(speed)} tokens/s.`
       : "Nothing runs. Send a request, or ask something on the Chat page, and watch it here.";
     totals.textContent = `Since the start: ${plural(sum(now, "request_success_total"), "output")}, ${plural(sum(now, "generation_tokens_total"), "token")} generated, ${plural(sum(now, "num_preemptions_total"), "preemption")}, ${sum(now, "requests_rejected_total")} refused, ${sum(now, "requests_aborted_total")} aborted.`;
+    priced(samples).forEach((texts, i) => texts.forEach((text, j) => { three[i][j + 1].textContent = text; }));
     tabulate();
   }
 

@@ -1,7 +1,7 @@
 // Steps: who ran in each step of the scheduler, with how many tokens, and what it decided; replayed, two side by side.
 
 import { get } from "./api.js";
-import { splitBar } from "./charts.js";
+import { cells, splitBar } from "./charts.js";
 import examples from "./data-examples.js";
 import { button, field, h, milliseconds, number, plural, s } from "./dom.js";
 import { readJournal, runOf, stepAt } from "./journal.js";
@@ -158,7 +158,7 @@ class Pane {
     } else {
       const example = examples[Number(this.source.value)];
       this.says.replaceChildren(`${example.says} `, h("details", {}, h("summary", {}, `times: ${example.provenance}`), h("code", {}, example.command)));
-      this.show(runOf(example, example.name));
+      this.show({ ...runOf(example, example.name), blocks: example.blocks });
       this.steps.now = 0;
       this.steps.changed();
     }
@@ -228,7 +228,7 @@ class Pane {
     if (this.drawn === null || this.drawn.whole !== whole) this.overview.replaceChildren(overview(run, whole));
     if (this.drawn?.key !== key) {
       this.lanes.replaceChildren(lanes(run, index, width));
-      this.detail.replaceChildren(...detail(run.steps[index], run));
+      this.detail.replaceChildren(...detail(run.steps[index], run), blockMap(run, index));
     }
     this.drawn = { key, whole };
     this.overview.firstChild.lastChild.setAttribute("x", (1000 * seconds) / whole);
@@ -280,6 +280,20 @@ function overview(run, whole) {
   });
   return s("svg", { viewBox: "0 0 1000 48", preserveAspectRatio: "none", role: "img", "aria-label": `${plural(run.steps.length, "step")} in ${milliseconds(run.seconds * 1000)}, up to ${plural(run.most, "token")} in one` },
     s("line", { x1: 0, x2: 1000, y1: 46.5, y2: 46.5, class: "axis", "vector-effect": "non-scaling-stroke" }), rects, s("rect", { x: 0, y: 0, width: 2.5, height: 48, class: "cursor" }));
+}
+
+// Whose the first blocks of the KV cache are in a step: a sequence's number, or how many share it.
+function blockMap({ blocks, steps }, index) {
+  if (!blocks) return "";
+  const tables = new Map(blocks.slice(0, index + 1).flat().map(([seq, ...ids]) => [seq, ids]));
+  const owners = steps[index].spans.map(({ seq }) => seq);
+  const most = Math.max(...blocks.flat().flatMap(([, ...ids]) => ids));
+  const rows = [];
+  for (let first = 0; first <= most; first += 16) {
+    const of = Array.from({ length: 16 }, (_, i) => owners.filter((seq) => tables.get(seq)?.includes(first + i)));
+    rows.push([String(first), of.map((seqs) => (seqs.length > 1 ? `${seqs.length}×` : seqs[0] ?? "")).join("|"), of.map((seqs) => (seqs.length ? seqs[0] % 8 : ".")).join("")]);
+  }
+  return cells("Blocks: whose each is, or how many share it", rows);
 }
 
 // The steps around one: a row for each sequence that runs in them.
