@@ -1,24 +1,19 @@
 """What is planted: for each fault a run with it, and one without; healthy runs too. For `doctor_faults.py`."""
 
 import ctypes
-import json
 import os
 import re
-import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from ridgeline.backends.probe import Moment, ceilings, find_native
@@ -34,14 +29,10 @@ from ridgeline.cost.hardware import load_calibration, save_calibration
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.journal import AROUND_FIELDS
 from ridgeline.engine.recording import Recording, read_recording
-from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.explain.diagnosis import Diagnosis, doctor
-from ridgeline.explain.rules import Finding
-from ridgeline.server.app import create_app
-from ridgeline.server.run import DrainingServer
-from ridgeline.server.settings import ServerSettings
 
 SMALL, WIDE = "python-9m", "RIDGELINE_WIDE"  # a bundled model, and the variable with the folder of a larger one
+CACHE = "RIDGELINE_DOCTOR_CACHE"  # the variable with the folder of calibrations
 BLOCK = 32
 PR_SET_THP_DISABLE, MADV_PAGEOUT = 41, 21
 SPIN = "while True: pass"
@@ -68,6 +59,7 @@ class Planted:
     provenance: str = ""
     effect: str = ""
     realised: float | None = None
+    measures: dict[str, float] = field(default_factory=dict)  # of the run itself, by effect
     match: float | None = None
 
 
@@ -77,7 +69,7 @@ class Run:
 
     requests: list[BenchRequest]
     options: Mapping[str, object] = field(default_factory=dict)
-    model: str = SMALL
+    model: str = WIDE
     concurrency: int | None = None
     params: Mapping[str, object] = field(default_factory=dict)
     beside: Callable[[], Any] = nullcontext
@@ -90,10 +82,10 @@ class Run:
 
 
 class Plant:
-    """Runs engines in this process."""
+    """Runs one engine in this process: with the fault, or `without` it."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
+    def __init__(self, name: str, threads: int, *, without: bool = False) -> None:
+        self.name, self.threads, self.without = name, threads, without
 
     def run(self, run: Run) -> tuple[Results, Recording]:
         """Run the requests, after one that warms up."""
@@ -114,13 +106,14 @@ class Plant:
             return summarize(log), read_recording(path)
 
     def mended(self, fault: Run, without: Run | None = None) -> Planted:
-        """Plant a fault, ask the doctor, and run without it where it can be mended."""
-        was, recording = self.run(fault)
-        found = self.found(doctor(recording))
-        if without is None or not found.effect:
-            return found
-        now, _ = self.run(without)
-        return replace(found, realised=_measure(was, found.effect) / _measure(now, found.effect))
+        """Run with the fault and ask the doctor, or run without it."""
+        if self.without:
+            run = without or fault
+            with use_cache(run.model):
+                return Planted(fault=self.name, found=[], right=True, measures=_measures(self.run(run)[0]))
+        with use_cache(fault.model):
+            was, recording = self.run(fault)
+            return replace(self.found(doctor(recording)), measures=_measures(was))
 
     def found(self, diagnosis: Diagnosis) -> Planted:
         """Return what was found."""
@@ -135,11 +128,20 @@ class Plant:
         return replace(planted, **told)
 
 
-def _measure(results: Results, effect: str) -> float:
-    if effect.startswith("more tokens"):
-        return results.duration_s
+def _measures(results: Results) -> dict[str, float]:
     found = results.latencies
-    return found.itl_ms.p99 if "gaps" in effect else found.e2el_ms.mean
+    return {
+        "requests end sooner": found.e2el_ms.mean,
+        "the longest gaps between tokens are shorter": found.itl_ms.p99,
+        "more tokens a second": results.duration_s,
+    }
+
+
+@contextmanager
+def use_cache(model: str) -> Iterator[None]:
+    """Use what was calibrated for a model: the efficiencies of both have the same names."""
+    os.environ["XDG_CACHE_HOME"] = str(Path(os.environ[CACHE]) / ("wide" if model == WIDE else "small"))
+    yield
 
 
 def own(count: int, prompt: int, output: int, gap_s: float = 0.0, shared: int = 0) -> list[BenchRequest]:
@@ -149,16 +151,14 @@ def own(count: int, prompt: int, output: int, gap_s: float = 0.0, shared: int = 
     return [BenchRequest(prompt=each, max_tokens=output, arrival_s=i * gap_s) for i, each in enumerate(prompts)]
 
 
-def calibrate(threads: int, runs: tuple[Run, ...] | None = None) -> None:
-    """Fit the efficiencies of the models and formats that are run here."""
-    wide = [Run([], options, WIDE) for options in ({}, {"quantize": None}, {"kv_dtype": "int8"})]
-    for run in runs or (Run([]), *wide):
-        config = replace(run.config(threads), scheduler=scheduler_config(MAX_BATCH, MAX_PROMPT))
-        config = replace(config, cache=replace(config.cache, prefix_caching=False))
-        hardware = ceilings(find_native())
-        moment = Moment(find_native(), hardware.machine.isa_level, threads) if hardware.machine.isa_level else None
-        profiler = Profiler(build_engine(config, lambda deltas: None), hardware, threads, moment=moment)
-        save_calibration(hardware.machine, calibration(profiler, threads))
+def calibrate(run: Run, threads: int) -> None:
+    """Fit the efficiencies of the ops of a run's engine."""
+    config = replace(run.config(threads), scheduler=scheduler_config(MAX_BATCH, MAX_PROMPT))
+    config = replace(config, cache=replace(config.cache, prefix_caching=False))
+    hardware = ceilings(find_native())
+    moment = Moment(find_native(), hardware.machine.isa_level, threads) if hardware.machine.isa_level else None
+    profiler = Profiler(build_engine(config, lambda deltas: None), hardware, threads, moment=moment)
+    save_calibration(hardware.machine, calibration(profiler, threads))
 
 
 @contextmanager
@@ -195,6 +195,14 @@ def paged_out() -> Iterator[None]:
         thread.join()
 
 
+def calibrated(it: Plant, *options: Mapping[str, object], model: str = WIDE) -> Planted:
+    """Fit a model in some formats; the last one keeps what all have."""
+    with use_cache(model):
+        for each in options:
+            calibrate(Run([], each, model), it.threads)
+    return Planted(fault=it.name, found=[], right=True)
+
+
 def of_system(it: Plant, before: Mapping[str, str], after: Mapping[str, str]) -> Planted:
     """Run while the files of a system, in a folder of their own, tell what they told before, and then after."""
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +223,8 @@ def of_system(it: Plant, before: Mapping[str, str], after: Mapping[str, str]) ->
                 write(after)
             return reader.read()
 
-        return it.mended(Run(own(600, 100, 100), read_host=read))
+        found = it.mended(Run(own(100, 64, 60), read_host=read))
+        return replace(found, measures={})  # nothing was disturbed but what these files say
 
 
 PLANTS: dict[str, Callable[[Plant], Planted]] = {}
@@ -231,63 +240,66 @@ def plant(name: str) -> Callable[[Callable[[Plant], Planted]], Callable[[Plant],
     return register
 
 
-MIXED = own(160, 100, 100)
-STORM = own(96, 40, 300)
-TURNS = [BenchRequest(prompt=random_tokens(5, n % 8, 800, 4000), max_tokens=4, arrival_s=0.06 * n) for n in range(80)]
-BURSTS = [replace(each, arrival_s=0.6 * (n // 12)) for n, each in enumerate(own(96, 800, 150))]
-TIMES = [random_tokens(5, n, BLOCK, 4000) for n in range(120)]
-COMMON = random_tokens(7, 0, 768, 4000)
+MIXED, SHORT = own(40, 64, 60), own(16, 64, 40)
+STORM = own(16, 40, 300)
+TURNS = [BenchRequest(prompt=random_tokens(5, n % 8, 400, 4000), max_tokens=4, arrival_s=0.15 * n) for n in range(32)]
+BURSTS = [replace(each, arrival_s=0.3 * (n // 12)) for n, each in enumerate(own(96, 800, 80))]
+TIMES = [random_tokens(5, n, BLOCK, 4000) for n in range(20)]
+COMMON = random_tokens(7, 0, 384, 4000)
 STAMPED = [BenchRequest(prompt=time + COMMON, max_tokens=4) for time in TIMES]
 SORTED = [BenchRequest(prompt=COMMON + time, max_tokens=4) for time in TIMES]
-LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=60, arrival_s=5.0 * (n > 0)) for n in range(9)]
-KV = 81920  # bytes of a block of SMALL
+LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=60, arrival_s=2.0 * (n > 0)) for n in range(9)]
+KV = 786_432  # bytes of a block of the larger model
+DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {
-    "no_load": (Run(own(40, 100, 100), concurrency=1), Run(own(40, 100, 100), concurrency=16)),
+    "no_load": (Run(own(10, 64, 60), concurrency=1), Run(own(10, 64, 60), concurrency=16)),
     "slots": (Run(MIXED, {"max_num_seqs": 2}), Run(MIXED, {"max_num_seqs": 16})),
     "budget_low": (
-        Run(own(60, 800, 4), {"max_num_batched_tokens": 16, "max_num_seqs": 16}),
-        Run(own(60, 800, 4), {"max_num_batched_tokens": 512, "max_num_seqs": 16}),
+        Run(own(60, 800, 4), {"max_num_batched_tokens": 16, "max_num_seqs": 16}, SMALL),
+        Run(own(60, 800, 4), {"max_num_batched_tokens": 512, "max_num_seqs": 16}, SMALL),
     ),
-    "prefill_stalls": (Run(BURSTS, {"max_num_batched_tokens": 8192}), Run(BURSTS, {"max_num_batched_tokens": 512})),
+    "prefill_stalls": (
+        Run(BURSTS, {"max_num_batched_tokens": 8192}, SMALL),
+        Run(BURSTS, {"max_num_batched_tokens": 512}, SMALL),
+    ),
     "kv_full": (
-        Run(own(96, 400, 50), {"kv_cache_bytes": KV * 32}),
-        Run(own(96, 400, 50), {"kv_cache_bytes": KV * 128}),
+        Run(own(24, 200, 100), {"kv_cache_bytes": KV * 20}),
+        Run(own(24, 200, 100), {"kv_cache_bytes": KV * 80}),
     ),
     "preemption": (Run(STORM, {"kv_cache_bytes": KV * 40}), Run(STORM, {"kv_cache_bytes": KV * 160})),
-    "prefix_off": (
-        Run(own(120, 20, 4, 0.002, 800), {"enable_prefix_caching": False}),
-        Run(own(120, 20, 4, 0.002, 800)),
-    ),
+    "prefix_off": (Run(own(40, 20, 4, 0.01, 400), {"enable_prefix_caching": False}), Run(own(40, 20, 4, 0.01, 400))),
     "prefix_differs": (Run(STAMPED), Run(SORTED)),
     "prefix_evicted": (Run(TURNS, {"kv_cache_bytes": KV * 60}), Run(TURNS, {"kv_cache_bytes": KV * 240})),
     "precision": (
-        Run(own(8, 64, 60), {"dtype": "float32", "quantize": None}, WIDE),
-        Run(own(8, 64, 60), {"quantize": None}, WIDE),
+        Run(own(8, 64, 60), {"dtype": "float32", "quantize": None}),
+        Run(own(8, 64, 60), {"quantize": None}),
     ),
-    "kv_precision": (Run(LONG, {}, WIDE), Run(LONG, {"kv_dtype": "int8"}, WIDE)),
+    "kv_precision": (Run(LONG), Run(LONG, {"kv_dtype": "int8"})),
     "draft_loses": (
-        Run(
-            own(64, 100, 200),
-            {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1, "max_num_seqs": 16},
-            params={"temperature": 1.0},
-        ),
-        Run(own(64, 100, 200), {"max_num_seqs": 16}, params={"temperature": 1.0}),
+        Run(own(16, 100, 300), DRAFTS, SMALL, params={"temperature": 1.0}),
+        Run(own(16, 100, 300), {}, SMALL, params={"temperature": 1.0}),
     ),
-    "isa": (Run(MIXED, {"isa": "avx2"}), Run(MIXED)),
-    "threads_few": (Run(MIXED, {"num_threads": 1}), Run(MIXED)),
-    "threads_many": (Run(MIXED, {"num_threads": 8}), Run(MIXED)),
-    "no_native": (Run(own(16, 100, 40), {"backend": "reference"}), Run(own(16, 100, 40))),
-    "stolen": (Run(own(300, 100, 100), beside=lambda: processes(SPIN, 2)), Run(own(300, 100, 100))),
-    "page_faults": (Run(own(24, 64, 60), {}, WIDE, beside=paged_out), Run(own(24, 64, 60), {}, WIDE)),
-    "sampling": (Run(own(64, 100, 60), params={"temperature": 0, "logprobs": 20}), Run(own(64, 100, 60))),
-    "healthy burst": (Run(MIXED), None),
-    "healthy, seldom asked": (Run(own(40, 100, 40, 0.1)), None),
-    "healthy, 16 users": (Run(own(300, 100, 100), concurrency=16), None),
-    "healthy conversation": (Run(own(200, 40, 40, 0.01, 400)), None),
-    "healthy, int8 keys": (Run(own(200, 300, 100), {"kv_dtype": "int8"}), None),
-    "healthy, bounded gaps": (Run(BURSTS, {"max_num_batched_tokens": 2048, "max_itl_ratio": 3.0}), None),
-    "healthy, larger model": (Run(own(16, 100, 60), {}, WIDE), None),
+    "isa": (Run(SHORT, {"isa": "avx2"}), Run(SHORT)),
+    "threads_few": (Run(SHORT, {"num_threads": 1}), Run(SHORT)),
+    "threads_many": (Run(SHORT, {"num_threads": 8}), Run(SHORT)),
+    "no_native": (Run(own(8, 64, 10), {"backend": "reference"}), Run(own(8, 64, 10))),
+    "stolen": (Run(MIXED, beside=lambda: processes(SPIN, 2)), Run(MIXED)),
+    "page_faults": (Run(own(24, 64, 60), beside=paged_out), Run(own(24, 64, 60))),
+    "sampling": (
+        Run(own(64, 100, 60), {}, SMALL, params={"temperature": 0, "logprobs": 20}),
+        Run(own(64, 100, 60), {}, SMALL),
+    ),
+    "healthy burst": (Run(SHORT), None),
+    "healthy, seldom asked": (Run(own(16, 60, 20, 0.2)), None),
+    "healthy, 16 users": (Run(own(64, 64, 60), concurrency=16), None),
+    "healthy conversation": (Run(own(40, 40, 20, 0.05, 400)), None),
+    "healthy, int8 keys": (Run(own(40, 100, 40), {"kv_dtype": "int8"}), None),
+    "healthy, bounded gaps": (Run(BURSTS, {"max_num_batched_tokens": 2048, "max_itl_ratio": 3.0}, SMALL), None),
+    "healthy, small model": (Run(own(150, 100, 100), {}, SMALL, concurrency=16), None),
 }
+CALIBRATIONS = ("calibration", "calibration, larger model")
+plant(CALIBRATIONS[0])(lambda it: calibrated(it, {}, model=SMALL))
+plant(CALIBRATIONS[1])(lambda it: calibrated(it, {"kv_dtype": "int8"}, {"quantize": None}, {}))
 for _name, _runs in OPTIONS.items():
     plant(_name)(lambda it, runs=_runs: it.mended(*runs))
 
@@ -295,21 +307,18 @@ for _name, _runs in OPTIONS.items():
 @plant("memory_slow")
 def _memory_slow(it: Plant) -> Planted:
     os.sched_setaffinity(0, {0})
-    run = Run([replace(r, arrival_s=0.4 * (i // 2)) for i, r in enumerate(own(16, 500, 40))], {"num_threads": 1}, WIDE)
-    if load_calibration(ceilings(find_native()).machine, 1) is None:
-        calibrate(1, (run,))
+    asked = [replace(r, arrival_s=0.5 * (i // 2)) for i, r in enumerate(own(10, 300, 40))]
+    run = Run(asked, {"num_threads": 1, "quantize": None})
+    with use_cache(WIDE):
+        if load_calibration(ceilings(find_native()).machine, 1) is None:
+            calibrate(run, 1)
     return it.mended(replace(run, beside=lambda: processes(STREAM, 1)), run)
 
 
 @plant("huge_pages")
 def _huge_pages(it: Plant) -> Planted:
-    run, prctl = Run(own(16, 64, 60), {"pack_cache": False}, WIDE), ctypes.CDLL(None).prctl
-    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    was, recording = it.run(run)
-    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
-    found = it.found(doctor(recording))
-    now, _ = it.run(run)
-    return replace(found, realised=was.latencies.e2el_ms.mean / now.latencies.e2el_ms.mean)
+    ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, int(not it.without), 0, 0, 0)
+    return it.mended(Run(own(16, 64, 60), {"pack_cache": False}))
 
 
 @plant("throttled")
@@ -337,7 +346,8 @@ def _thermal(it: Plant) -> Planted:
 
 @plant("numa")
 def _numa(it: Plant) -> Planted:
-    _, recording = it.run(Run(MIXED))
+    with use_cache(WIDE):
+        _, recording = it.run(Run(MIXED))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in {
             "proc/self/status": "Cpus_allowed_list:\t0-3\n",
@@ -349,93 +359,4 @@ def _numa(it: Plant) -> Planted:
             (Path(folder) / name).write_text(text)
         record = np.full(1, np.nan, list(AROUND_FIELDS))
         record["remote_share"] = remote_share(None, Path(folder))
-    return it.found(doctor(replace(recording, around=record)))
-
-
-class Blocking:
-    """Middleware that computes on the event loop before each request."""
-
-    def __init__(self, app: Any, blocked_s: float) -> None:
-        self._app, self._blocked_s = app, blocked_s
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
-            time.sleep(self._blocked_s)
-        await self._app(scope, receive, send)
-
-
-@contextmanager
-def served(it: Plant, blocked_s: float = 0.0) -> Iterator[int]:
-    """Serve on a free port of the loopback; each request blocks the event loop for so long."""
-    engine = ThreadEngine(Run([]).config(it.threads).served())
-    app = create_app(engine, engine.tokenizer, ServerSettings())
-    app.add_middleware(Blocking, blocked_s=blocked_s)
-    listener, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
-    server = DrainingServer(app, ready.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    ready.wait()
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    thread.join(20)
-
-
-def ask(port: int, count: int, workers: int = 4) -> float:
-    """Send completions from a few clients; return their mean seconds."""
-    body = {"model": SMALL, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-
-    def one(number: int) -> float:
-        began_s = time.perf_counter()
-        prompt = random_tokens(5, number, 60, 4000)
-        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"prompt": prompt}, timeout=60)
-        return time.perf_counter() - began_s
-
-    with ThreadPoolExecutor(workers) as pool:
-        return statistics.mean(pool.map(one, range(count)))
-
-
-def asked(it: Plant, port: int) -> Planted:
-    """Return what the server's own doctor says."""
-    time.sleep(0.5)
-    told = httpx.get(f"http://127.0.0.1:{port}/explain/doctor", timeout=90).json()["found"]
-    findings = [Finding(**each) for each in told["findings"]]
-    return it.found(Diagnosis(told["num_steps"], told["num_requests"], told["match"], findings, told["is_simulated"]))
-
-
-@plant("loop_lag")
-def _loop_lag(it: Plant) -> Planted:
-    with served(it, blocked_s=0.05) as port:
-        was_s = ask(port, 60)
-        found = asked(it, port)
-    with served(it) as port:
-        return replace(found, realised=was_s / ask(port, 60))
-
-
-def _read_slowly(port: int, pause_s: float) -> None:
-    """Stream an answer with more bytes than buffers hold, and look at it once in a while."""
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", port))
-        body = {"model": SMALL, "prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 16}
-        text = json.dumps(body)
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
-        )
-        client.sendall(f"{head}\r\n\r\n{text}".encode())
-        data = b""
-        while b"[DONE]" not in data:
-            data = data[-8:] + client.recv(2**16)
-            time.sleep(pause_s)
-
-
-@plant("client_slow")
-def _client_slow(it: Plant) -> Planted:
-    seconds = []
-    for pause_s in (0.005, 0.0):
-        with served(it) as port:
-            began_s = time.perf_counter()
-            _read_slowly(port, pause_s)
-            seconds.append(time.perf_counter() - began_s)
-            if pause_s:
-                found = asked(it, port)
-    return replace(found, realised=seconds[0] / seconds[1])
+        return it.found(doctor(replace(recording, around=record)))

@@ -4,10 +4,13 @@ In the order of `rules.py`. A gain is a counterfactual: the recorded requests ar
 change; of an engine that drafts, gains of options are not known. Must not import torch.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ridgeline.bench.metrics import Results
 from ridgeline.bench.workload import BenchRequest
@@ -20,13 +23,19 @@ from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
-from ridgeline.explain.rules import AREAS, AT_ONCE, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
+from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
 from ridgeline.explain.simulation import run_simulated
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
 FIX_GAIN = 1.15  # below it a change is not worth a line
+
+
+def _mean_ms(found: Results) -> float | None:
+    return found.latencies.e2el_ms and found.latencies.e2el_ms.mean
+
+
 _MEASURES: Mapping[Effect, Callable[[Results], float | None]] = {
-    "requests end sooner": lambda found: found.latencies.e2el_ms and found.latencies.e2el_ms.mean,
+    "requests end sooner": _mean_ms,
     "the longest gaps between tokens are shorter": lambda found: found.latencies.itl_ms and found.latencies.itl_ms.p99,
     "more tokens a second": lambda found: found.duration_s,
 }
@@ -108,7 +117,9 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
 
 def _found(rule: Rule, sign: Sign, gains: "_Gains | None") -> Finding:
     gain, provenance = None, "measured"
-    if isinstance(sign.cure, float):
+    if rule.id in DISTURBED and gains is not None and (undisturbed := gains.undisturbed()) is not None:
+        gain, provenance = max(undisturbed, sign.cure if isinstance(sign.cure, float) else 1.0), "calibrated"
+    elif isinstance(sign.cure, float):
         gain = sign.cure
     elif sign.cure is not None and gains is not None:
         gain, provenance = gains.of(sign.cure, rule)
@@ -122,6 +133,14 @@ class _Gains:
     def __init__(self, evidence: Evidence, requests: list[BenchRequest], match: float) -> None:
         self._evidence, self._requests, self._slower = evidence, requests, 1 / match
         self._now = run_simulated(evidence.machine, requests, slower=self._slower).results
+        self._measured_ms = 1e3 * float(np.mean([float(output["latency_s"]) for output, _ in evidence.prompts("hash")]))
+
+    def undisturbed(self) -> float | None:
+        """Return how much sooner requests would end at the pace that was calibrated; None where none was."""
+        machine = self._evidence.machine
+        if not machine.step_time.is_rest_fitted:
+            return None
+        return self._measured_ms / (_mean_ms(run_simulated(machine, self._requests).results) or math.inf)
 
     def of(self, cure: EngineConfig | Other, rule: Rule) -> tuple[float | None, Provenance]:
         """Return how many times the rule's effect comes, and where that is from."""
@@ -133,11 +152,11 @@ class _Gains:
         else:
             requests = self._evidence.sorted_prompts(requests)
         then = run_simulated(machine, requests, slower=self._slower, max_concurrency=most).results
-        if machine.provenance == "calibrated" != self._evidence.machine.provenance:  # its steps keep its own pace
-            then = run_simulated(machine, requests, max_concurrency=most).results
         now, later = _MEASURES[rule.effect](self._now), _MEASURES[rule.effect](then)
+        if len(machine.step_time.unfitted) < len(self._evidence.machine.step_time.unfitted):  # it has a pace of its own
+            now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests).results)
         gain = now / later if now and later else None
-        return (None if rule.id in UNPRICED and machine.provenance != "calibrated" else gain), machine.provenance
+        return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 
 
 def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:

@@ -25,6 +25,7 @@ ALONE, AT_ONCE = 0.9, 16  # share of the time with one sequence; as many as woul
 KV_SHARE, SHARED_KEYS = 0.6, 8  # of a step's bytes; query heads of one key, with which int8 gains nothing
 LARGE_BYTES, FAULTS_PER_S = 64 << 20, 10.0
 UNPRICED = ("no_native", "threads_many")  # of which ceilings tell nothing, only a calibration
+DISTURBED = ("throttled", "stolen", "thermal", "swap", "page_faults", "memory_slow")  # by what is beside the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,10 @@ def _int8(e: Evidence) -> Sign | None:
 def _kv_precision(e: Evidence) -> Sign | None:
     shapes, ops = e.machine.program.shapes, e.machine.program.ops
     heads = [[dims_of(shapes[name])[0] for name in op.inputs[:2]] for op in ops if op.kind == "attention"]
-    seconds = sum(step.measured_s for step in e.priced) or 1e-12
-    share = sum(step.kv_share * step.measured_s for step in e.priced) / seconds
-    if e.config.cache.kv_dtype != "auto" or share < KV_SHARE or not any(num < SHARED_KEYS * keys for num, keys in heads):
+    bound = [step for step in e.priced if step.bound == "memory"]
+    share = sum(step.kv_share * step.measured_s for step in bound) / (sum(step.measured_s for step in bound) or 1e-12)
+    is_read_by_few = any(num < SHARED_KEYS * keys for num, keys in heads)
+    if e.config.cache.kv_dtype != "auto" or share < KV_SHARE or not is_read_by_few:
         return None
     changed = replace(e.config, cache=replace(e.config.cache, kv_dtype="int8"))
     return Sign(f"keys and values are {share:.0%} of the bytes that steps read", "--kv-dtype int8", changed)
