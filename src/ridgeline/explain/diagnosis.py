@@ -119,7 +119,7 @@ def _found(rule: Rule, sign: Sign, gains: "_Gains | None") -> Finding:
     gain, provenance = None, "measured"
     if rule.id in DISTURBED and gains is not None and (undisturbed := gains.undisturbed()) is not None:
         gain, provenance = max(undisturbed, sign.cure if isinstance(sign.cure, float) else 1.0), "calibrated"
-    elif isinstance(sign.cure, float):
+    elif isinstance(sign.cure, int | float):
         gain = sign.cure
     elif sign.cure is not None and gains is not None:
         gain, provenance = gains.of(sign.cure, rule)
