@@ -1,4 +1,4 @@
-"""What the doctor's rules look at: a recording, its engine simulated, and what they tell together. No torch."""
+"""Hold what the doctor's rules look at: a recording, its engine simulated, and what they tell together. No torch."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -49,8 +49,8 @@ Cure = EngineConfig | Other | float | None
 
 
 class Sign(NamedTuple):
-    """What shows a fault, and how to mend it. `cure` tells the gain: a configuration, or other requests, to simulate,
-    or the gain itself; None: nothing tells."""
+    """Says what shows a fault and mends it. `cure` tells the gain: a configuration, or other requests, to simulate, or
+    the gain itself; None: nothing tells."""
 
     evidence: str
     flag: str
