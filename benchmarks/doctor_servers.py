@@ -82,7 +82,7 @@ def _loop_lag(it: Plant) -> Planted:
 
 
 def _read(port: int, pause_s: float) -> None:
-    """Stream an answer with more bytes than buffers hold, after a pause."""
+    """Stream a completion with more bytes than buffers hold, after a pause."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", port))
