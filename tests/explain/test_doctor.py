@@ -7,43 +7,21 @@ import itertools
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from planted import KV, ceilings, host, recorded, requests
 
 from ridgeline import explain
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.cli import main
-from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.machine import usable_cores
-from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.engine import priced
-from ridgeline.engine.journal import HOST_FIELDS
 from ridgeline.engine.recording import MAGIC, FileRecorder, read_recording
-from ridgeline.explain import diagnosis, machine
-from ridgeline.explain.diagnosis import AREAS, doctor
+from ridgeline.explain import machine
+from ridgeline.explain.diagnosis import doctor
+from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.machine import simulated_machine
-from ridgeline.explain.simulation import run_simulated
-
-KV = 81920  # bytes of a block of python-9m
-
-
-def requests(count=24, prompt=60, output=20, gap_s=0.0, shared=0):
-    return [
-        BenchRequest(
-            prompt=[7] * shared + [number % 400 + 9, *range(10, 9 + prompt)],
-            max_tokens=output,
-            arrival_s=number * gap_s,
-        )
-        for number in range(count)
-    ]
-
-
-def recorded(asked, max_concurrency=None, **options):
-    base = {"dtype": "bfloat16", "max_model_len": 512, "num_threads": usable_cores(), "quantize": "int8"}
-    config = EngineConfig.of("python-9m", **base | options)
-    return run_simulated(simulated_machine(config), asked, max_concurrency=max_concurrency).recording
-
+from ridgeline.explain.rules import AREAS, RULES
 
 FAULTS = {
     "slots": (requests(), {"max_num_seqs": 2}, "--max-num-seqs 16"),
@@ -61,22 +39,6 @@ FAULTS = {
     ),
     "precision": (requests(8, output=60), {"dtype": "float32", "quantize": None}, "--dtype bfloat16"),
 }
-
-
-def ceilings(native, isa=None):
-    """A machine on which reading the weights takes most of a step, as it does with a large model."""
-    return Hardware(
-        machine=Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level=None),
-        probe_version=PROBE_VERSION,
-        measured_at="",
-        stream_buffer_bytes=2**28,
-        cache_bytes=2**22,
-        cached_buffer_bytes=2**9,
-        stream_bytes_per_s={1: Ceiling.of([2e8])},
-        cached_bytes_per_s={1: Ceiling.of([1e12])},
-        ops_per_s={kind: {1: Ceiling.of([2e12])} for kind in INPUT_KINDS},
-        scalar_per_cycle=None,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -125,18 +87,6 @@ def test_healthy_runs_have_nothing_to_fix(asked):
     assert [line[0] for line in found.lines() if line[1] == "ok"] == [
         area for area in AREAS if area not in {each.area for each in found.findings}
     ]
-
-
-def host(recording, **growing):
-    """The machine's counters at the start and at the end of a run."""
-    seconds = float(recording.steps["run_s"].sum())
-    samples = np.zeros(4, [(name, "<" + kind) for name, kind in HOST_FIELDS])
-    for name in samples.dtype.names:
-        samples[name] = np.nan
-    samples["time_s"] = np.linspace(0, seconds, 4)
-    for name, share in growing.items():
-        samples[name] = np.linspace(3, 3 + share * seconds, 4)
-    return replace(recording, host=samples)
 
 
 def test_the_machine_comes_before_all_else():
@@ -221,10 +171,13 @@ def test_threads_are_compared_with_the_cores_of_the_machine_that_was_recorded():
     assert run.setup.num_cores == usable_cores()
     for cores, ids in ((1, []), (64, ["threads_few"]), (None, [])):  # None: an old journal does not say
         setup = replace(run.setup, num_cores=cores)
-        suspicions = list(diagnosis._of_machine(replace(run, setup=setup), setup.config))
-        assert [found.id for found, _ in suspicions] == ids
-        assert [found.evidence for found, _ in suspicions] == ["1 threads on 64 cores"] * len(ids)
-        assert [config.num_threads for _, config in suspicions] == [64] * len(ids)
+        evidence = Evidence(
+            replace(run, setup=setup), setup, setup.config, simulated_machine(setup.config), drafts=False
+        )
+        signs = {rule.id: sign for rule in RULES if rule.area == "machine" and (sign := rule.look(evidence))}
+        assert list(signs) == ids
+        assert [sign.evidence for sign in signs.values()] == ["1 threads on 64 cores"] * len(ids)
+        assert [sign.cure.num_threads for sign in signs.values()] == [64] * len(ids)
 
 
 def test_what_cannot_be_examined(tmp_path):

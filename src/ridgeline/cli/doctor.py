@@ -40,8 +40,9 @@ def doctor(
         typer.echo(msgspec.json.encode(found.as_json()))
     else:
         typer.echo(found.sentence)
-        for area, severity, sentence, evidence, flag, gain in found.lines():
-            typer.echo(f"{area:10} {severity:4}" + (f" {sentence}: {evidence} → {flag}: {gain}" if sentence else ""))
+        for area, severity, sentence, evidence, flag, *gain in found.lines():
+            says = f" {sentence}: {evidence} → {flag}: {' '.join(gain)}" if sentence else ""
+            typer.echo(f"{area:11} {severity:4}{says}")
     if any(each.severity == "FIX" for each in found.findings):
         raise typer.Exit(1)
 

@@ -70,11 +70,20 @@ OUTPUT_FIELDS = (
     ("first_hash", "i8"),  # number of its first hash record
     ("num_hashes", "i4"),
 )
-PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of a prompt and its output, and all before it
+PROMPT_FIELDS = (
+    ("hash", "i8"),
+    ("own", "i8"),
+)  # of a whole block of a prompt and its output: all before it too, or not
+AROUND_FIELDS = (  # what others know of it; NaN: not told
+    ("time_s", "f8"),
+    ("loop_lag_s", "f8"),  # how late a server's event loop was, in all
+    ("huge_page_bytes", "f8"),  # of the process
+    ("remote_share", "f8"),  # of what its cores read, as `core/host.py:remote_share` has it
+)
 HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
 _OF_STEPS = {"steps": STEP_FIELDS, "spans": SPAN_FIELDS, "decisions": DECISION_FIELDS}
-FIELDS = _OF_STEPS | {"outputs": OUTPUT_FIELDS, "prompts": PROMPT_FIELDS, "host": HOST_FIELDS}
-CAPACITIES = {"steps": 4096, "spans": 65536, "decisions": 16384, "outputs": 4096, "prompts": 65536, "host": 4096}
+FIELDS = _OF_STEPS | {"outputs": OUTPUT_FIELDS, "prompts": PROMPT_FIELDS, "host": HOST_FIELDS, "around": AROUND_FIELDS}
+CAPACITIES = dict.fromkeys(FIELDS, 4096) | {"spans": 65536, "decisions": 16384, "prompts": 65536}
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
@@ -142,7 +151,7 @@ class Journal:
         blocks = [(f"{state}_{group}", "i4") for group in range(num_groups) for state in ("free", "cached", "used")]
         fields = FIELDS | {"steps": (*STEP_FIELDS, *blocks)}
         self.rings = {name: Ring(fields[name], CAPACITIES[name]) for name in FIELDS}
-        self.steps, self.spans, self.decisions, self.outputs, self.prompts, self.host = self.rings.values()
+        self.steps, self.spans, self.decisions, self.outputs, self.prompts, self.host, self.around = self.rings.values()
         self.block_size = block_size
         self._key = secrets.token_bytes(16)
         self._next_host_s = -math.inf
@@ -232,9 +241,12 @@ class Journal:
         """Write the hashes of the whole blocks of a prompt and its output; return how many there are."""
         size, ids = self.block_size, np.asarray(token_ids, dtype=np.int64)
         chain = blake2b(request.salt.encode(), key=self._key, digest_size=8)
+        empty = chain.copy()
         for begin in range(0, len(ids) - size + 1, size):
-            chain.update(ids[begin : begin + size].tobytes())
-            self.prompts.append(int.from_bytes(chain.digest(), "little", signed=True))
+            block, own = ids[begin : begin + size].tobytes(), empty.copy()
+            for each in (chain, own):
+                each.update(block)
+            self.prompts.append(*(int.from_bytes(each.digest(), "little", signed=True) for each in (chain, own)))
         return len(ids) // size
 
     def _anew(self, plan: StepPlan, num_final: Mapping[int, int]) -> tuple[int, int]:
@@ -288,7 +300,7 @@ class Recorder(ABC):
             first, records = ring.read(self._next[name])
             if self._next[name] == ring.num_written:
                 continue
-            follows = first == self._next[name] or name == "host"
+            follows = first == self._next[name] or name in ("host", "around")
             assert follows, f"{name}: records were written over before they were read"
             self._next[name] = ring.num_written
             self._take(name, records, journal)

@@ -18,8 +18,9 @@ import numpy as np
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
-from ridgeline.engine.journal import FIELDS, Journal, Recorder, Records
+from ridgeline.engine.journal import AROUND_FIELDS, FIELDS, Journal, Recorder, Records
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
@@ -59,6 +60,7 @@ class Recording:
     outputs: Records
     prompts: Records
     host: Records
+    around: Records
     cache_reasons: tuple[str, ...]
 
     def spans_of(self, step: np.void) -> Records:
@@ -68,10 +70,10 @@ class Recording:
         found["start"] += step["span_shift"]
         return found
 
-    def hashes_of(self, output: np.void) -> list[int]:
-        """Return the hashes of an output's whole blocks."""
+    def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:
+        """Return the hashes of an output's whole blocks; `own`: each without what is before it."""
         first = int(output["first_hash"])
-        return self.prompts["hash"][first : first + int(output["num_hashes"])].tolist()
+        return self.prompts[kind][first : first + int(output["num_hashes"])].tolist()
 
 
 class MemoryRecorder(Recorder):
@@ -139,10 +141,15 @@ class FileRecorder(Recorder):
         if not self._file.closed:
             if self._journal is not None:
                 self.flush(self._journal)
-            self._file.close()
+            with suppress(OSError):
+                if self._journal is not None:
+                    self._take_memory(self._journal, None)
+                self._file.close()
 
-    def write_recent(self, journal: Journal) -> None:
-        """Write what the rings still have, and close the file: steps with all their spans, outputs within them."""
+    def write_recent(self, journal: Journal, process_id: int | None = None) -> None:
+        """Write what the rings still have of an engine in a process, None: this one, and close the file: steps with all
+        their spans, outputs within them.
+        """
         rings = {name: ring.read() for name, ring in journal.rings.items()}  # what others point into is read later
         retained = {name: records for name, (_, records) in rings.items()}
         first_span, first_hash = rings["spans"][0], rings["prompts"][0]
@@ -158,7 +165,16 @@ class FileRecorder(Recorder):
         outputs["last_step"] -= begin
         for name, records in retained.items():
             self._take(name, records, journal)
+        self._take_memory(journal, process_id)
         self.close()
+
+    def _take_memory(self, journal: Journal, process_id: int | None) -> None:
+        """Write where the memory of a process lies: it takes too long to look while the engine runs."""
+        record = np.full(1, np.nan, list(AROUND_FIELDS))
+        for name, find in (("huge_page_bytes", huge_page_bytes), ("remote_share", remote_share)):
+            if (value := find(process_id)) is not None:
+                record[name] = value
+        self._take("around", record, journal)
 
     def _take(self, name: str, records: Records, journal: Journal) -> None:
         fields = [(field, str(records.dtype[field])) for field in records.dtype.names or ()]

@@ -83,7 +83,7 @@ class Metrics:
     def tick(self, lag_s: float) -> None:
         """Count how late the event loop is, and take in what the engine did; ten times a second."""
         self._loop_lag.observe(lag_s)
-        self._engine.follow()
+        self._engine.tick(lag_s)
 
     def ended(self, note: "RequestNote", seconds: float, *, has_slo: bool) -> None:
         """Count an HTTP request, and whether it met objectives, if it `has_slo`; what failed met none."""
@@ -156,6 +156,7 @@ class _EngineCollector(Collector):
         self.drift = Drift() if has_plan else None
         self.huge_page_bytes: int | None = None
         self._looked_s = self._diagnosed_s = -math.inf
+        self._lag_s = 0.0
         self._findings: Mapping[str, Mapping[str, float]] = {}
         self.build = {version("ridgeline"): {platform.python_version(): {Path(self.info.model_path).name: 1}}}
         self.choices = {name: {choice.value: 1} for name, choice in self.info.choices.items()}
@@ -206,6 +207,12 @@ class _EngineCollector(Collector):
         """Look once a minute."""
         if (now_s := time.monotonic()) >= self._looked_s + MEMORY_PERIOD_S:
             self._looked_s, self.huge_page_bytes = now_s, huge_page_bytes(self._engine.process_id)
+
+    def tick(self, lag_s: float) -> None:
+        """Write beside the engine's records how late the event loop was, and follow these."""
+        self._lag_s += lag_s
+        self._engine.journal.around.append(time.monotonic(), self._lag_s, math.nan, math.nan)
+        self.follow()
 
     def follow(self) -> None:
         """Take in the records of the engine's steps before they are written over, and how the plan holds."""

@@ -114,7 +114,7 @@ class ProcessEngine:
         return self._journal
 
     def write_journal(self, path: Path) -> None:
-        FileRecorder(path, self._setup).write_recent(self._journal)
+        FileRecorder(path, self._setup).write_recent(self._journal, self.process_id)
 
     @property
     def accepting(self) -> bool:

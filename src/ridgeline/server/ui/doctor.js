@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { button, command, h, number, s } from "./dom.js";
 
-const AREAS = { machine: "The machine", batching: "Batching", memory: "KV memory", precision: "Precision" };
+const AREAS = { machine: "The machine", batching: "Batching", memory: "KV memory", precision: "Precision", speculation: "Drafts", clients: "Those who ask" };
 const MOST = 10; // a gain that fills its bar
 
 export function doctor() {
@@ -46,8 +46,8 @@ function finding(each) {
   const sentence = `${each.sentence[0].toUpperCase()}${each.sentence.slice(1)}`;
   return h("div", { class: "finding" }, h("h3", {}, `${sentence}.`), h("dl", {},
     h("dt", {}, "evidence"), h("dd", {}, `${each.evidence} `, h("span", { class: "quiet" }, "[from the record of the server]")),
-    h("dt", {}, "change"), h("dd", {}, h("code", {}, each.flag), each.severity === "try" && each.gain !== null ? " (it loses some quality)" : ""),
-    h("dt", {}, "gain"), each.gain === null ? h("dd", {}, "unknown: drafts are not simulated") : h("dd", {}, `requests end ${number(each.gain)} times sooner `, h("span", { class: "quiet" }, `[${each.provenance}]`), gain(each.gain))));
+    h("dt", {}, "change"), h("dd", {}, h("code", {}, each.flag), each.area === "precision" && each.severity === "try" ? " (it loses some quality)" : ""),
+    h("dt", {}, "gain"), each.gain === null ? h("dd", {}, "unknown") : h("dd", {}, `${number(each.gain)} times: ${each.effect} `, h("span", { class: "quiet" }, `[${each.provenance}]`), gain(each.gain))));
 }
 
 function gain(value) {

@@ -1,0 +1,107 @@
+"""Faults of servers and of those who ask them: for `doctor_faults.py`, beside those of `doctor_plants.py`."""
+
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from benchmarks.doctor_plants import SMALL, Plant, Planted, Run, plant, use_cache
+
+from ridgeline.bench.workload import random_tokens
+from ridgeline.engine.process.client import ProcessEngine
+from ridgeline.explain.diagnosis import Diagnosis
+from ridgeline.explain.rules import Finding
+from ridgeline.server.app import create_app
+from ridgeline.server.run import DrainingServer
+from ridgeline.server.settings import ServerSettings
+
+
+class Blocking:
+    """Middleware that computes on the event loop before each request."""
+
+    def __init__(self, app: Any, blocked_s: float) -> None:
+        self._app, self._blocked_s = app, blocked_s
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            time.sleep(self._blocked_s)
+        await self._app(scope, receive, send)
+
+
+@contextmanager
+def served(it: Plant, blocked_s: float = 0.0) -> Iterator[int]:
+    """Serve on a free port of the loopback; each request blocks the event loop for so long."""
+    engine = ProcessEngine(Run([], {}, SMALL).config(it.threads).served())
+    app = create_app(engine, engine.tokenizer, ServerSettings())
+    app.add_middleware(Blocking, blocked_s=blocked_s)
+    listener, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    server = DrainingServer(app, ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    ready.wait()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join(20)
+
+
+def ask(port: int, count: int, workers: int = 2) -> float:
+    """Send completions from a few clients; return their mean seconds."""
+    body = {"model": SMALL, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+    def one(number: int) -> float:
+        began_s = time.perf_counter()
+        prompt = random_tokens(5, number, 60, 4000)
+        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"prompt": prompt}, timeout=60)
+        return time.perf_counter() - began_s
+
+    with ThreadPoolExecutor(workers) as pool:
+        return statistics.mean(pool.map(one, range(count)))
+
+
+def asked(it: Plant, port: int) -> Planted:
+    """Return what the server's own doctor says."""
+    time.sleep(0.5)
+    told = httpx.get(f"http://127.0.0.1:{port}/explain/doctor", timeout=90).json()["found"]
+    findings = [Finding(**each) for each in told["findings"]]
+    return it.found(Diagnosis(told["num_steps"], told["num_requests"], told["match"], findings, told["is_simulated"]))
+
+
+@plant("loop_lag")
+def _loop_lag(it: Plant) -> Planted:
+    with use_cache(SMALL), served(it, blocked_s=0.0 if it.without else 0.05) as port:
+        seconds = ask(port, 60)
+        found = Planted(fault=it.name, found=[], right=True) if it.without else asked(it, port)
+        return replace(found, measures={"requests end sooner": seconds})
+
+
+def _read(port: int, pause_s: float) -> None:
+    """Stream a completion with more bytes than buffers hold, after a pause."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        text = json.dumps(
+            {"model": SMALL, "prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 48}
+        )
+        head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{text}".encode())
+        data = b""
+        time.sleep(pause_s)
+        while b"[DONE]" not in data:
+            data = data[-8:] + client.recv(2**16)
+
+
+@plant("client_slow")
+def _client_slow(it: Plant) -> Planted:
+    with use_cache(SMALL), served(it) as port:
+        began_s = time.perf_counter()
+        _read(port, 0.0 if it.without else 12.0)
+        seconds = time.perf_counter() - began_s
+        found = Planted(fault=it.name, found=[], right=True) if it.without else asked(it, port)
+        return replace(found, measures={"requests end sooner": seconds})
