@@ -15,7 +15,7 @@ from ridgeline.engine.request import Sequence
 Key = tuple[int, float, int]
 
 BESIDE_S = 1.0  # how long another client counts as there when it has asked
-KEPT = 0.75  # of the tokens per second of the best batch, by a smaller one that does as well
+ENOUGH = 0.75  # of the tokens per second of the best batch, by a smaller one that does as well
 MEASURED = 64  # steps of a batch of some size, before its tokens per second are known
 REMEMBERED = 16384  # steps, after which all sizes are measured again
 
@@ -25,7 +25,7 @@ class SlotCap:
 
     Where a step's time grows with its sequences, a batch of fewer computes as many tokens per second in shorter steps,
     and who comes beside a flood waits for the end of one and gets its own: the cap is the smallest size, found by
-    halving, that keeps KEPT of the rate. Where steps read weights the rate falls at once, and nothing is bounded.
+    halving, that keeps ENOUGH of the rate. Where steps read weights the rate falls at once, and nothing is bounded.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SlotCap:
         if self._num_steps % MEASURED or len(self._rates[size]) < MEASURED:
             return
         rates = {known: statistics.median(each) for known, each in self._rates.items() if len(each) == MEASURED}
-        enough = KEPT * max(rates.values())
+        enough = ENOUGH * max(rates.values())
         is_bounded = self._cap is not None and self._cap < 2**size
         if rates[size] < enough or (is_bounded and size + 1 not in rates):
             self._cap = 2**size
