@@ -53,6 +53,32 @@ def test_it_shows_itself():
     assert found.as_json()["provenance"] == "datasheet"
 
 
+def test_ways_over_devices_share_the_weights_and_pay_for_what_they_send():
+    found = explain.devices("llama-3-8b", card="a100-80", count=4, batch=8, context=2048)
+    replicas, tensor, pipeline = found.ways
+    one = explain.price("llama-3-8b", card="a100-80", batch=2, context=2048)
+    assert (replicas.step_s, replicas.tokens_per_s) == pytest.approx((one.limit_s, 8 / one.limit_s))
+    assert pipeline.step_s == pytest.approx(one.limit_s + 3 * 2 * 4096 * 2 / 300e9)
+    assert tensor.weight_bytes == pipeline.weight_bytes == pytest.approx(replicas.weight_bytes / 4)
+    sums, logits = 64 * 2 * 3 / 4 * 2 * 4096 * 8, 3 / 4 * 2 * 128256 * 8
+    assert tensor.sent_bytes == pytest.approx(sums + logits)
+    all_at_once = explain.price("llama-3-8b", card="a100-80:4", batch=8, context=2048).limit_s
+    assert tensor.step_s == pytest.approx(all_at_once + (sums + logits) / 300e9)
+
+
+def test_a_slow_link_makes_sums_one_message_and_a_large_model_fits_in_parts_only():
+    near, far = (explain.devices("llama-3-70b", link_s=link_s).ways for link_s in (0.0, 20e-6))
+    assert [way.fits for way in near] == [False, True, True]
+    assert near[1].num_messages == 160 * 14 + 1 and far[1].num_messages == 160 + 1
+    assert far[1].network_s > 161 * 20e-6
+
+
+def test_what_no_datasheet_tells_is_unknown():
+    found = explain.devices("llama-3-8b", card="epyc-9654", count=2, batch=2)
+    assert [way.network_s for way in found.ways] == [0.0, None, None] and "unknown" in found.sentence
+    assert found._repr_html_().count("<tr>") == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -78,6 +104,15 @@ def test_the_command_prints_the_same(capsys):
     with pytest.raises(SystemExit):
         main(["explain", "price", "llama-3-8b"])
     assert "norm_gated" in capsys.readouterr().out
+
+
+def test_the_command_prints_the_ways(capsys):
+    with pytest.raises(SystemExit):
+        main(["explain", "devices", "llama-3-70b", "--count", "4"])
+    assert "4 replicas: too large" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "devices", "llama-3-8b", "--count", "20"])
+    assert ended.value.code == 2 and "count must be between 2 and the batch of 16" in capsys.readouterr().err
 
 
 def test_a_size_that_cannot_be():

@@ -82,6 +82,30 @@ def price(
         typer.echo(f"  {name:16}" + "".join(f"{cell:>14}" for cell in cells))
 
 
+@explain.command()
+def devices(
+    model: Annotated[str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")],
+    card: Annotated[str, typer.Option(help="A datasheet.")] = "h100-sxm",
+    count: Annotated[int, typer.Option(min=2, help="How many of it.")] = 8,
+    batch: Annotated[int, typer.Option(min=2, help="Sequences of the step, on all of them.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each in a decode step.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt: a prefill step instead.")] = 0,
+    link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between two, in microseconds.")] = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what a step costs at least on several cards: replicas, tensor and pipeline parallelism."""
+    from ridgeline.explain.spreading import HEAD
+    from ridgeline.explain.spreading import devices as ways_of
+
+    found = ways_of(model, card=card, count=count, batch=batch, context=context, prompt=prompt, link_s=link_us * 1e-6)
+    if json:
+        typer.echo(json_format.dumps(found.as_json(), ensure_ascii=False))
+        return
+    typer.echo(f"{found.sentence} [datasheet]")
+    for name, *cells in (HEAD, *(way.cells for way in found.ways)):
+        typer.echo(f"  {name:31}" + "".join(f"{cell:>18}" for cell in cells))
+
+
 def _explorer(name: str) -> Callable[[typer.Context], None]:
     """Return a command that imports the explorer once it is asked for, and lets it read its own options."""
 

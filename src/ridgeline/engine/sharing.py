@@ -25,7 +25,7 @@ class SlotCap:
 
     Where a step's time grows with its sequences, a batch of fewer computes as many tokens per second in shorter steps,
     and who comes beside a flood waits for the end of one and gets its own: the cap is the smallest size, found by
-    halving, that keeps ENOUGH of the rate. Where steps read weights the rate falls at once, and nothing is bounded.
+    halving, that has ENOUGH of the best rate. Where steps read weights the rate falls at once, and nothing is bounded.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Estimate what inference costs, and why: `explore` one idea, `price` a step, `simulate` a run, `plan` a server, find
-the `break_even` of drafts, `lecture` the numbers of texts; of an engine's journal `doctor`, `replay` and a sequence's
-`life`.
+"""Estimate what inference costs, and why: `explore` one idea, `price` a step, or over several `devices`, `simulate` a
+run, `plan` a server, find the `break_even` of drafts, `lecture` the numbers of texts; of an engine's journal `doctor`,
+`replay` and a sequence's `life`.
 
 Results are typed, show themselves in a notebook, and become frames with `to_pandas()`. Must not import torch.
 """
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from ridgeline.explain.replaying import replay
     from ridgeline.explain.rounds import break_even
     from ridgeline.explain.simulation import simulate
+    from ridgeline.explain.spreading import devices
 
-__all__ = ["break_even", "doctor", "explore", "lecture", "life", "plan", "price", "replay", "simulate"]
+__all__ = ["break_even", "devices", "doctor", "explore", "lecture", "life", "plan", "price", "replay", "simulate"]
 
-_NAMES = ("rounds", "diagnosis", "explorers", "lectures", "lives", "planner", "pricing", "replaying", "simulation")
-_MODULES = dict(zip(__all__, _NAMES))
+_MODULES = {
+    "break_even": "rounds", "devices": "spreading", "doctor": "diagnosis", "explore": "explorers",
+    "lecture": "lectures", "life": "lives", "plan": "planner", "price": "pricing",
+    "replay": "replaying", "simulate": "simulation",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

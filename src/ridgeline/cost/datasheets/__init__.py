@@ -22,7 +22,8 @@ CHANNEL_BYTES = 8  # a memory channel moves 64 bits a transfer
 class Datasheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describes one device, or `count` of them that share all work equally and talk for nothing: a limit, no forecast.
 
-    `ops_per_s` are dense, a multiply-add is two. `memory_bytes` is None where the owner chooses.
+    `ops_per_s` are dense, a multiply-add is two. `memory_bytes` is None where the owner chooses. `link_bytes_per_s` is
+    what a device sends to others of its kind in one direction.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Datasheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str
     memory_bytes: float | None = None
     bytes_per_s: float
+    link_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = msgspec.field(default_factory=dict)
     count: int = 1
 
