@@ -1,10 +1,17 @@
 """`ridgeline quantize`: a folder that runs, its measurement, and what is refused."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from ridgeline.weights.folder import ModelFolder
+
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -65,3 +72,30 @@ def test_wrong_options_are_told_in_a_line(ridgeline, text, tmp_path, arguments, 
     assert done.code == 2
     assert message in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_kill_9_loses_no_finished_layer_and_changes_no_byte(ridgeline, text, tmp_path):
+    """A folder of a run that is killed twice on the way is that of a run that was not."""
+    command = "quantize", "python-1m", "--method=gptq", "--length=32", "--samples=4", "--eval-tokens=0"
+    command += "--num-threads=1", "--text", str(text)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shards = (tmp_path / "killed.partial").glob
+    start = "from ridgeline.cli import main; main()"
+    for least in (1, 3):
+        with subprocess.Popen([sys.executable, "-c", start, *command, "--out", str(killed)]) as process:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(list(shards("*.safetensors"))) < least:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.001)
+            os.kill(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        assert not killed.exists()
+    layers = sorted(shards("*.safetensors"))[:3]  # the last shard has what is in no layer
+    finished = {path.name: path.stat().st_mtime_ns for path in layers}
+    for out in (killed, whole):
+        ran = ridgeline(*command, "--out", out)
+        assert ran.code == 0, ran.err
+    assert {path.name: path.read_bytes() for path in killed.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
+    assert {name: (killed / name).stat().st_mtime_ns for name in finished} == finished, "not computed again"

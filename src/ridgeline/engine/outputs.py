@@ -29,7 +29,7 @@ class OutputDelta(msgspec.Struct, array_like=True):
     request_id: str
     index: int
     text: str = ""
-    token_ids: list[int] = []  # noqa: RUF012: each has its own
+    token_ids: list[int] = []  # each has its own
     logprobs: Sequence[TokenLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprob] = ()
     vector_H: Vectors | None = None
