@@ -32,8 +32,8 @@ class Eagle(Written):
 
     heads, kv_heads, head_dim, eps = 4, 2, 8, 1e-5
 
-    def __init__(self, model, version, layers, prefix="layers.0.", seed=0):
-        self.model, self.version, self.layers, self.prefix = model, version, layers, prefix
+    def __init__(self, model, version, layers, prefix="layers.0.", seed=0, flags=()):
+        self.model, self.version, self.layers, self.prefix, self.flags = model, version, layers, prefix, flags
         self.hidden = model.spec.hidden_size
         hidden, vocab = self.hidden, model.spec.vocab_size
         generator = torch.Generator().manual_seed(seed)
@@ -65,6 +65,8 @@ class Eagle(Written):
                 "d2t": self.ids - torch.arange(len(self.ids)),
                 "t2d": torch.isin(torch.arange(vocab), self.ids),
             }
+            if "norm_before_fc" in flags:
+                self.t["input_norm.weight"] = 1 + matrix(len(layers) * hidden)
         else:
             self.t |= {"fc.bias": matrix(hidden), "embed_tokens.weight": matrix(vocab, hidden)}
 
@@ -85,6 +87,7 @@ class Eagle(Written):
             "tie_word_embeddings": False,
             "torch_dtype": "float32",
         }
+        config |= dict.fromkeys(self.flags, True)
         if self.version == 3:
             config |= {"draft_vocab_size": len(self.ids), "eagle_aux_hidden_state_layer_ids": list(self.layers)}
         return config
@@ -96,10 +99,9 @@ class Eagle(Written):
         """Hidden states [T, H] behind the layer, for pairs of embedding and feature."""
         at = self.prefix
         if self.version == 3:
-            x = features
-            inputs = torch.cat(
-                (self.norm(embedded, at + "input_layernorm.weight"), self.norm(features, at + "hidden_norm.weight")), -1
-            )
+            normed = self.norm(features, at + "hidden_norm.weight")
+            x = normed if "norm_before_residual" in self.flags else features
+            inputs = torch.cat((self.norm(embedded, at + "input_layernorm.weight"), normed), -1)
         else:
             inputs = x = torch.cat((embedded, features), -1) @ self.t["fc.weight"].T + self.t["fc.bias"]
         q, k, v = (inputs @ self.t[f"{at}self_attn.{letter}_proj.weight"].T for letter in "qkv")
@@ -129,7 +131,10 @@ class Eagle(Written):
         hidden = oracle(torch.tensor([token_ids]), use_cache=False, output_hidden_states=True).hidden_states
         table = self.t.get("embed_tokens.weight", oracle.get_input_embeddings().weight)
         if self.version == 3:
-            features = torch.cat([hidden[layer][0] for layer in self.layers], -1) @ self.t["fc.weight"].T
+            features = torch.cat([hidden[layer][0] for layer in self.layers], -1)
+            if "norm_before_fc" in self.flags:
+                features = self.norm(features, "input_norm.weight")
+            features = features @ self.t["fc.weight"].T
         else:
             features = hidden[-1][0]  # behind the final norm
         features, tokens = features[:-1], list(token_ids[1:])
@@ -141,7 +146,7 @@ class Eagle(Written):
             token = int(self.ids[(last @ head.T).argmax()])
             drafted.append(token)
             tokens.append(token)
-            features = torch.cat((features, y))
+            features = torch.cat((features, last if "norm_output" in self.flags else y))
         return drafted
 
 

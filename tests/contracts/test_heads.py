@@ -27,6 +27,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 HEADS = {
     "eagle-1": lambda model: oracle_heads.Eagle(model, 1, ()),
     "eagle-3": lambda model: oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer."),
+    "eagle-3, normed": lambda model: oracle_heads.Eagle(
+        model, 3, (0, 1, len(model.spec.layers) - 1), flags=("norm_before_residual", "norm_before_fc", "norm_output")
+    ),
 }
 
 
@@ -191,7 +194,7 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
     ("change", "error", "message"),
     [
         (lambda head: {"config": {"no_such_key": 3}}, ConfigError, "no_such_key=3"),
-        (lambda head: {"config": {"norm_output": True}}, ConfigError, "norm_output=True is not supported"),
+        (lambda head: {"config": {"fc_norm": True}}, ConfigError, "fc_norm=True is not supported"),
         (lambda head: {"config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 99]}}, ConfigError, "99"),
         (lambda head: {"tensors": {"d2t": None}}, ModelLoadError, "lacks d2t"),
         (lambda head: {"tensors": {"lm_head.weight": None}}, ModelLoadError, "lacks lm_head.weight, for the 65 tokens"),

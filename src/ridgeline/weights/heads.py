@@ -28,13 +28,14 @@ MODULES: Mapping[str, str] = {
     "lm_head": "draft.head",
     "hidden_norm": "draft.hidden_norm",
     "input_layernorm": "draft.embed_norm",
+    "input_norm": "draft.input_norm",
     "post_attention_layernorm": "draft.ffn_norm",
     **{f"self_attn.{letter}_proj": f"draft.attn.{letter}" for letter in "qkvo"},
     **{f"mlp.{matrix}_proj": f"draft.ffn.{matrix}" for matrix in ("gate", "up", "down")},
 }
 PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-ONLY_FALSE = ("norm_output", "norm_before_fc", "fc_norm", "parallel_drafting")
+ONLY_FALSE = ("fc_norm", "parallel_drafting")
 READ_ELSEWHERE = (  # in the model's config, or in the head's tensors
     *("max_window_layers", "use_sliding_window", "sliding_window", "tie_word_embeddings", "bias", "layer_types"),
     *("max_position_embeddings", "draft_vocab_size", "target_hidden_size", "use_aux_hidden_state"),
@@ -140,6 +141,8 @@ def read_eagle(config: ConfigReader, num_layers: int, modules: Collection[str]) 
         feed_forward=read_gated_mlp(layer, bias=layer.flag("mlp_bias", False)),
         norm=RmsNorm(layer.number("rms_norm_eps", 1e-6, low=0.0)),
         norm_before_residual=config.flag("norm_before_residual", False),
+        norm_before_fc=is_version_3 and config.flag("norm_before_fc", False),
+        norm_output=is_version_3 and config.flag("norm_output", False),
         fc_bias="fc.bias" in modules,
         own_embedding="embed_tokens.weight" in modules,
         own_head="lm_head.weight" in modules,

@@ -20,8 +20,9 @@ class EagleHead:
     """Declares one decoder layer over the embedding of a token and the hidden state before it.
 
     `layers` are those of the model whose inputs it reads, the number of layers standing for the output of the last.
-    Version 3 reads several through one product, and norms what its layer reads; earlier ones read the output of the
-    final norm, and have the product over embedding and hidden state. `vocab_size` is that of its logits.
+    Version 3 reads several through one product, `norm_before_fc` behind a norm of them all, and norms what its layer
+    reads; it goes on with its own output, with `norm_output` behind its final norm. Earlier ones read the output of the
+    model's final norm, and have the product over embedding and hidden state. `vocab_size` is that of its logits.
     """
 
     is_version_3: bool
@@ -32,6 +33,8 @@ class EagleHead:
     feed_forward: GatedMlp
     norm: RmsNorm
     norm_before_residual: bool
+    norm_before_fc: bool
+    norm_output: bool
     fc_bias: bool
     own_embedding: bool
     own_head: bool
@@ -70,15 +73,15 @@ def lower_eagle(head: EagleHead, target: DecoderSpec) -> tuple[Program, Program]
     (x,) = b.emit("add", "draft.mixer_sum", (x, lower_attention(b, "draft.attn", head.attention, inputs)))
     h = lower_gated_mlp(b, "draft.ffn", head.feed_forward, b.norm("draft.ffn_norm", head.norm, x))
     (own,) = b.emit("add", "draft.ffn_sum", (x, h))
-    (x,) = b.emit("select_rows", "rows", (own, LOGIT_ROWS))
-    if head.is_version_3:
-        x = b.norm("draft.final_norm", head.norm, x)
+    x = normed = b.norm("draft.final_norm", head.norm, own) if head.is_version_3 else own
+    (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
     if head.own_head:
         b.emit("lm_head", LOGITS, (x,), (b.weight("draft.head.weight", head.vocab_size, head.hidden_size),))
     else:
         assert target.head is not None, "only a model with a head has drafts"
         lower_head(b, target.head, x)
-    return _fold(head, target) if head.is_version_3 else _final_norm(target), b.program((own,))
+    fold = _fold(head, target) if head.is_version_3 else _final_norm(target)
+    return fold, b.program((normed if head.norm_output else own,))
 
 
 def lower_predictor(predictor: Predictor, target: DecoderSpec) -> tuple[Program, Program]:
@@ -122,7 +125,8 @@ def tapped(program: Program, layers: Sequence[int]) -> Program:
 
 def _fold(head: EagleHead, target: DecoderSpec) -> Program:
     b = _builder(target, target.hidden_size, target.vocab_size, len(head.layers) * target.hidden_size)
-    b.linear("draft.fc", FEATURES, head.hidden_size, head.fc_bias)
+    x = b.norm("draft.input_norm", head.norm, FEATURES) if head.norm_before_fc else FEATURES
+    b.linear("draft.fc", x, head.hidden_size, head.fc_bias)
     return b.program()
 
 
