@@ -133,10 +133,13 @@ def every_processor_holds_for_every_row(world):
 
 def change_rows(monkeypatch, change):
     """Give the rows of a draft what `change` says of the span's first row and the tokens drafted before them."""
-    row_after = speculative.row_after
-    monkeypatch.setattr(
-        speculative, "row_after", lambda *given: row_after(*given)._replace(**change(given[0], given[2]))
-    )
+    rows_along = speculative.rows_along
+
+    def changed(first, drafted):
+        rows = rows_along(first, drafted)
+        return [rows[0], *(row._replace(**change(first, drafted[:i])) for i, row in enumerate(rows[1:], 1))]
+
+    monkeypatch.setattr(speculative, "rows_along", changed)
 
 
 @PITFALLS.bug(5, "penalties do not count the draft")
@@ -146,25 +149,18 @@ def no_history(monkeypatch):
 
 @PITFALLS.bug(5, "rows behind the first have no bias")
 def no_bias(monkeypatch):
-    row_after = speculative.row_after
+    def plain(first, drafted):
+        return {"params": SamplingParams(temperature=first.params.temperature, seed=first.params.seed)}
 
-    def plain(first, row, drafted):
-        found = row_after(first, row, drafted)
-        params = SamplingParams(temperature=first.params.temperature, seed=first.params.seed)
-        return found._replace(params=params) if drafted else found
-
-    monkeypatch.setattr(speculative, "row_after", plain)
+    change_rows(monkeypatch, plain)
 
 
 @PITFALLS.bug(5, "min_tokens holds for the first row alone")
 def ends_not_banned(monkeypatch):
-    row_after = speculative.row_after
-
-    def plain(first, row, drafted):
-        found = row_after(first, row, drafted)
-        return found._replace(params=replace(found.params, min_tokens=0), stop_ids=()) if drafted else found
-
-    monkeypatch.setattr(speculative, "row_after", plain)
+    change_rows(
+        monkeypatch,
+        lambda first, drafted: {"params": replace(first.params, min_tokens=0), "stop_ids": ()},
+    )
 
 
 @PITFALLS.check(6)

@@ -17,6 +17,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
 from ridgeline.engine.recording import read_recording
 from ridgeline.explain.lives import life
+from ridgeline.server import explained
 
 __all__ = ["axe", "chromium"]
 
@@ -153,7 +154,10 @@ def test_a_plan_names_no_file_and_fetches_nothing(busy: LiveServer, asked: list[
     assert response.status_code == 400 and "a plan here is" in response.json()["error"]["message"]
 
 
-def test_commands_run_one_at_a_time_and_for_one_client_alone(chat_model: Path, tmp_path: Path) -> None:
+def test_commands_run_one_at_a_time_and_for_one_client_alone(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explained, "MAX_EXPLAIN_S", 0.2)
     keys = tmp_path / "keys.toml"
     keys.write_text('[alice]\nkey = "a"\n')
     with serving(new_engine(chat_model), api_key_file=str(keys)) as server:
