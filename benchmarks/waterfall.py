@@ -57,6 +57,7 @@ def draw(report: AblateReport) -> str:
         if each.shapley is not None:
             at = x(min(max(begin * each.shapley, low), high))
             parts.append(f'<circle cx="{at:.1f}" cy="{middle}" r="4" fill="#ffffff" stroke="{INK}"/>')
+            right = max(right, at + 4)
         words = f"{one.median:.2f}×" + ("" if each.shapley is None else f" (Shapley {each.shapley:.2f}×)")
         parts.append(_text(max(right, x(lows[1])) + 8, middle + 4, words))
     y = TOP + STEP * len(report.contributions)

@@ -13,7 +13,7 @@ from ridgeline.engine.request import Sequence
 
 MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
 RECENT = 40  # steps in an estimate
-LESS, MORE, LEAST = 0.9, 1.001, 0.5  # of a chunk, after a step over the bound and one within: 1 % are over it then
+LESS, MORE, LEAST = 0.8, 1.001, 0.25  # of a chunk, after a step over the bound and one within: 0.5 % are over it then
 FIRST_CHUNK_TOKENS = 64  # of prompts, before it is known what one adds
 MAX_UNMEASURED = 24  # steps with prompts in a row, before one is planned that only decodes
 

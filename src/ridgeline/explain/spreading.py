@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.datasheets import Datasheet, datasheet
 from ridgeline.explain.exploration import Figure, frame, html_table
 from ridgeline.explain.pricing import ELEMENT_BYTES, price, spec_of
 
@@ -85,28 +86,11 @@ def devices(
     weight_bytes, row_bytes = shared.cost.weight_bytes, size * spec.hidden_size
     num_sums = 2 * len(spec.layers)
 
-    def sent_s(num_bytes: float, num_messages: int) -> float | None:
-        speed = sheet.link_bytes_per_s
-        return None if speed is None else num_bytes / speed + num_messages * link_s
-
-    def way(name: str, step_s: float, rate: float, weights: float, num_bytes: float, messages: int) -> Way:
-        network_s = sent_s(num_bytes, messages) if messages else 0.0
-        waits_s = step_s + (network_s or 0.0)
-        return Way(
-            name=name,
-            step_s=waits_s,
-            tokens_per_s=rate * step_s / waits_s,
-            weight_bytes=weights,
-            sent_bytes=num_bytes,
-            num_messages=messages,
-            network_s=network_s,
-            fits=weights <= (sheet.memory_bytes or math.inf),
-        )
-
+    way = partial(_way, sheet, link_s)
     one_sum = row_bytes * shared.load.num_tokens
     others = count - 1
     ring, at_once = (2 * others / count * one_sum, 2 * others), (others * one_sum, 1)
-    sums = min(ring, at_once, key=lambda each: sent_s(*each) or each[0])
+    sums = min(ring, at_once, key=lambda each: _sent_s(sheet, link_s, *each) or each[0])
     logits = others / count * size * spec.vocab_size * shared.load.num_rows
     hop = row_bytes * part.load.num_tokens
     rate = shared.load.num_tokens / part.limit_s
@@ -122,11 +106,39 @@ def devices(
         ),
         way(f"pipeline of {count}", part.limit_s, rate, weight_bytes / count, others * hop, others),
     ]
+    return Ways(f"{shared.load.num_tokens:,} tokens of {part.model} on {count} × {card}: {_said(ways)}", ways)
+
+
+def _sent_s(sheet: Datasheet, link_s: float, num_bytes: float, num_messages: int) -> float | None:
+    speed = sheet.link_bytes_per_s
+    return None if speed is None else num_bytes / speed + num_messages * link_s
+
+
+def _way(
+    sheet: Datasheet, link_s: float, name: str, step_s: float, rate: float, weights: float, sent: float, messages: int
+) -> Way:
+    network_s = _sent_s(sheet, link_s, sent, messages) if messages else 0.0
+    waits_s = step_s + (network_s or 0.0)
+    return Way(
+        name=name,
+        step_s=waits_s,
+        tokens_per_s=rate * step_s / waits_s,
+        weight_bytes=weights,
+        sent_bytes=sent,
+        num_messages=messages,
+        network_s=network_s,
+        fits=weights <= (sheet.memory_bytes or math.inf),
+    )
+
+
+def _said(ways: Sequence[Way]) -> str:
+    """Say which of the ways are best."""
     fitting = [each for each in ways if each.fits]
-    known = "" if sheet.link_bytes_per_s is not None else "; what its links carry is unknown and not counted"
-    sentence = f"{shared.load.num_tokens:,} tokens of {part.model} on {count} × {card}: "
     if not fitting:
-        return Ways(sentence + "the weights fit no way.", ways)
+        return "the weights fit no way."
     first, fastest = min(fitting, key=lambda each: each.step_s), max(fitting, key=lambda each: each.tokens_per_s)
-    sentence += f"{first.name} has the shortest step, {first.step_s * 1e3:,.3f} ms, "
-    return Ways(f"{sentence}{fastest.name} the most tokens/s, {fastest.tokens_per_s:,.0f}{known}.", ways)
+    unknown = "; what links carry is unknown and not counted" if any(each.network_s is None for each in ways) else ""
+    return (
+        f"{first.name} has the shortest step, {first.step_s * 1e3:,.3f} ms, "
+        f"{fastest.name} the most tokens/s, {fastest.tokens_per_s:,.0f}{unknown}."
+    )
