@@ -256,16 +256,26 @@ def test_slots_are_bounded_only_as_long_as_another_client_asks():
     for step in range(1, 200):
         cap.came(1 + step % 2, step * 1e-3)
         cap.observe(64, 64, step * 1e-3)
-    assert cap.slots(0.2) == 32, "half is tried"
+    assert cap.slots(200, 0.2) == 32, "half is tried"
     for now_s in (0.5, 1.0, 1.1):
         cap.came(2, now_s)
         cap.observe(64, 64, now_s)
-    assert cap.slots(0.199 + BESIDE_S) is None
+    assert cap.slots(999, 0.199 + BESIDE_S) is None
+
+
+def test_a_client_that_asks_once_in_a_while_takes_no_slots_from_another():
+    cap = SlotCap()
+    for step in range(1, 5000):
+        cap.came(1, step * 1e-3)
+        if step % 500 == 0:  # two in a second
+            cap.came(2, step * 1e-3)
+        cap.observe(64, 64, step * 1e-3)
+        assert cap.slots(step, step * 1e-3) is None
 
 
 def test_a_request_of_more_outputs_than_the_bound_still_runs():
     driver = driver_of(num_slots=64, max_num_batched_tokens=1024)
-    driver.scheduler._cap.slots = lambda now_s: 2
+    driver.scheduler.cap.slots = lambda step, now_s: 2
     add(driver, "a0", client=1, n=8, max_tokens=3)
     add(driver, "a1", client=1, max_tokens=3)
     driver.step()

@@ -74,6 +74,23 @@ def test_every_plan_is_the_same_again(tmp_path, name):
         assert recording.outputs["num_cached"].sum() > 0
 
 
+def test_the_slots_of_a_flood_beside_another_client_are_as_they_were(tmp_path):
+    """How many it had was decided by the clock, and is recorded."""
+    random, flood = np.random.default_rng(2), SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
+    sizes = [33 if i % 12 else 8 for i in range(300)]  # of an odd number: client 1
+    wanted = [(random.integers(3, 500, size).tolist(), size) for size in sizes]
+    requests = [
+        (prompt, flood if size == 33 else replace(flood, max_tokens=1), i) for i, (prompt, size) in enumerate(wanted)
+    ]
+    recording = run(tmp_path / "journal", requests, max_num_seqs=64)
+    assert (recording.steps["client_slots"] > 0).any()
+    found = replay(recording)
+    assert (found.difference, found.num_equal) == ("", len(recording.steps))
+    free = recording.steps.copy()
+    free["client_slots"] = -1
+    assert replay(replace(recording, steps=free)).difference
+
+
 DRAFTS = {
     "always as many": ({"speculate": "ngram"}, False),
     "preemption": ({"speculate": "ngram", "kv_cache_bytes": 768 * 32 * 10}, True),

@@ -49,10 +49,8 @@ def remote_share(process_id: int | None, root: Path = Path("/")) -> float | None
 
     That is so where its pages and its cores lie on the nodes as they do, and every core reads all of them.
     """
-    process, nodes = (
-        root / f"proc/{process_id or 'self'}",
-        sorted((root / "sys/devices/system/node").glob("node*/cpulist")),
-    )
+    process = root / f"proc/{process_id or 'self'}"
+    nodes = sorted((root / "sys/devices/system/node").glob("node*/cpulist"))
     try:
         pages = re.findall(r" N(\d+)=(\d+)", (process / "numa_maps").read_text())
         allowed = re.findall(r"^Cpus_allowed_list:\s*(\S+)", (process / "status").read_text(), re.M)

@@ -270,12 +270,12 @@ def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
 def _are_bare(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
     """Tell whether `rows` are plain as `last` are, all of them, with the same metadata but for `num_output`."""
     return all(
-        row[9] is None
+        row.allowed is None  # a mask does not compare
         and row[6:] == _BARE
-        and row[2] is before[2]
-        and row[1] == before[1]
-        and row[3] == before[3]
-        and row[4] >= row[2].min_tokens
+        and row.params is before.params
+        and row.row == before.row
+        and row.seed == before.seed
+        and row.num_output >= row.params.min_tokens
         for row, before in zip(rows, last)
     )
 

@@ -42,6 +42,7 @@ STEP_FIELDS = (
     ("span_shift", "i4"),  # tokens to add to `start` of its span records
     *((name, "i4") for name in ("num_tokens", "num_spans", "num_rows", "num_copies")),
     ("head_waits", "i4"),  # index into WAIT_REASONS
+    ("client_slots", "i4"),  # that a client might have of them; -1: all
 )
 SPAN_FIELDS = (
     ("seq_id", "i8"),
@@ -184,6 +185,7 @@ class Journal:
         times_s: tuple[float, float, float, float, float],
         blocks: Sequence[int],
         num_final: Mapping[int, int],
+        client_slots: int | None = None,
     ) -> None:
         """Record one step: when planning began, computing began and ended, committing and rendering ended.
 
@@ -203,7 +205,8 @@ class Journal:
         planning_s, computing_s = planned_s - start_s, ran_s - planned_s
         committing_s, rendering_s = committed_s - ran_s, end_s - committed_s
         taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, rendering_s
-        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits]
+        slots = -1 if client_slots is None else client_slots
+        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits], slots
         self.steps.append(plan.step, start_s, *taken_s, self._first_span, self._shift, *counts, *blocks)
         totals = self._totals
         totals.plan_s += planning_s

@@ -55,7 +55,9 @@ class EngineLoop:
         self._renderer = renderer
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
+        self._in_flight: deque[tuple[StepPlan, float, float, int | None]] = (
+            deque()
+        )  # when it was planned, client's slots
         self._collected_s = -math.inf
         self._unheard: list[Event] = []  # what callers are to be told
         self._num_of_step = 0  # of these, the first ones, which the last step's record came before
@@ -114,13 +116,13 @@ class EngineLoop:
                 self._executor.submit(plan)
             except Exception as error:
                 return self._fail(plan, error, "the step failed")
-            self._in_flight.append((plan, start_s, planned_s))
+            self._in_flight.append((plan, start_s, planned_s, self.scheduler.client_slots))
         heard = self._publish() or heard
         return self._collect() if self._in_flight else heard
 
     def _collect(self) -> bool:
         """Take in the result of the oldest plan in flight; return True."""
-        plan, start_s, planned_s = self._in_flight.popleft()
+        plan, start_s, planned_s, client_slots = self._in_flight.popleft()
         # With others in flight, it is computed since then, or since the one before it was.
         begun_s = max(planned_s, self._collected_s) if self._executor.depth > 1 else self.clock()
         compute_masks(self.scheduler)
@@ -142,7 +144,8 @@ class EngineLoop:
             self._publish()
             end_s = self.clock()
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, end_s
-        self.journal.step(plan, result, times_s, self.scheduler.cache.block_counts(), self.scheduler.num_final)
+        blocks, num_final = self.scheduler.cache.block_counts(), self.scheduler.num_final
+        self.journal.step(plan, result, times_s, blocks, num_final, client_slots)
         self._is_heard, self._num_of_step = False, len(self._unheard)
         return True
 

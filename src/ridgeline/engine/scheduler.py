@@ -69,7 +69,8 @@ class Scheduler:
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
         self._pacing = Pacing(config)
-        self._cap = SlotCap()
+        self.cap = SlotCap()  # another one where steps are replayed
+        self.client_slots: int | None = None  # what it was for the last plan
         self._commit = StepCommit(self, cache, max_model_len, clock)
         self._step = 0
         self._num_preemptions = 0
@@ -79,7 +80,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
         self.waiting.push(self._unfinished.add(request))
-        self._cap.came(request.client, self._clock())
+        self.cap.came(request.client, self._clock())
         self._crowded = True
 
     def hold(self, request_id: str, held: bool) -> list[Event]:
@@ -119,6 +120,7 @@ class Scheduler:
         )
         if chain and not self._all_go_on():
             return None  # what would be left out would read all weights again for itself
+        self.client_slots = self.cap.slots(self._step + 1, self._clock())
         for seq in self._unfinished.leaving(self._running):
             self._leave(seq)
         preempted = self._make_way()
@@ -194,7 +196,7 @@ class Scheduler:
         else:
             self._commit.spans(landed(plan, self._running, self._in_flight), plan, result)
         self._pacing.observe(plan, seconds)
-        self._cap.observe(len(self._running), plan.num_tokens, self._clock())
+        self.cap.observe(len(self._running), plan.num_tokens, self._clock())
         try:
             self.strategy.observe(plan, result, seconds)
         except Exception:
@@ -351,7 +353,7 @@ class Scheduler:
 
     def _next_waiting(self) -> Sequence | None:
         """Return who is next of those that wait; None: nobody, or their clients have what they may have."""
-        return self.waiting.peek(self._running, self._cap.slots(self._clock()))
+        return self.waiting.peek(self._running, self.client_slots)
 
     def insert_running(self, seq: Sequence) -> None:
         """Take in a sequence that the cache holds now."""

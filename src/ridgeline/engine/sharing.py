@@ -14,7 +14,8 @@ from ridgeline.engine.request import Sequence
 
 Key = tuple[int, float, int]
 
-BESIDE_S = 1.0  # how long another client counts as there when it has asked
+BESIDE_S = 1.0  # how long another client counts as there
+OFTEN = 4  # requests in that time, from which on it does: a probe once a second costs nobody slots
 ENOUGH = 0.75  # of the tokens per second of the best batch, by a smaller one that does as well
 MEASURED = 64  # steps of a batch of some size, before its tokens per second are known
 REMEMBERED = 16384  # steps, after which all sizes are measured again
@@ -30,6 +31,7 @@ class SlotCap:
 
     def __init__(self) -> None:
         self._client: int | None = None  # who asked last
+        self._changes_s = deque[float](maxlen=2 * OFTEN)  # when another one asked than before: to it, and from it
         self._until_s = -1.0  # until then there are several
         self._rates = defaultdict[int, deque[float]](lambda: deque(maxlen=MEASURED))  # by size's bit length
         self._num_steps = 0
@@ -38,13 +40,15 @@ class SlotCap:
 
     def came(self, client: int, now_s: float) -> None:
         """Note who asks."""
-        if client != self._client:
-            if self._client is not None:
-                self._until_s = now_s + BESIDE_S
-            self._client = client
+        if client == self._client:
+            return
+        self._client = client
+        self._changes_s.append(now_s)
+        if len(self._changes_s) == 2 * OFTEN and now_s <= self._changes_s[0] + BESIDE_S:
+            self._until_s = now_s + BESIDE_S
 
-    def slots(self, now_s: float) -> int | None:
-        """Return how many slots a client may have now that has any; None: all."""
+    def slots(self, step: int, now_s: float) -> int | None:
+        """Return how many slots a client may have that has any, in a step planned now; None: all."""
         return self._cap if now_s < self._until_s else None
 
     def observe(self, num_seqs: int, num_tokens: int, now_s: float) -> None:

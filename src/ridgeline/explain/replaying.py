@@ -21,6 +21,7 @@ from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import MemoryRecorder, Recording, recording_of
 from ridgeline.engine.request import FinishReason
+from ridgeline.engine.sharing import SlotCap
 from ridgeline.explain.simulation import FakeClock, PricedExecutor, simulated_loop
 
 STOP_ID = -1
@@ -186,6 +187,7 @@ def replay(journal: Recording | Path | str) -> Replay:
     executor = PricedExecutor(clock, setup.depth, lambda plan: next(lasting), tokens.sampled)
     drafts = RecordedDrafts(recording, tokens) if (recording.spans["num_rows"] > 1).any() else None
     loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder, drafts)
+    loop.scheduler.cap = RecordedSlots(recording)
     requests = recorded_requests(recording, tokens)
     coming, ending = _by_step(recording, requests)
     for number in range(len(steps)):
@@ -200,6 +202,20 @@ def replay(journal: Recording | Path | str) -> Replay:
     again = recorder.recording(loop.journal)
     equal, difference = _compare(recording, again)
     return Replay(len(steps), equal, len(requests), difference)
+
+
+class RecordedSlots(SlotCap):
+    """Bounds clients as they were: what decided that hangs on the clock."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        steps = recording.steps
+        self._slots = dict(zip(steps["step"].tolist(), steps["client_slots"].tolist()))
+
+    def slots(self, step: int, now_s: float) -> int | None:
+        """Return what is recorded of a step."""
+        slots = self._slots.get(step, -1)
+        return None if slots < 0 else slots
 
 
 def _by_step(
