@@ -11,6 +11,13 @@ from ridgeline.explain import explorers
 
 explain = typer.Typer(no_args_is_help=True)
 
+PricedModel = Annotated[
+    str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")
+]
+ContextOption = Annotated[int, typer.Option(min=1, help="Tokens of each in a decode step.")]
+PromptOption = Annotated[int, typer.Option(min=0, help="Tokens of a prompt: a prefill step instead.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
 
 @explain.callback()
 def _explain() -> None:
@@ -61,13 +68,13 @@ def practice(
 
 @explain.command()
 def price(
-    model: Annotated[str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")],
+    model: PricedModel,
     card: Annotated[str, typer.Option(help="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
     batch: Annotated[int, typer.Option(min=1, help="Sequences of the step.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each in a decode step.")] = 1024,
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt: a prefill step instead.")] = 0,
+    context: ContextOption = 1024,
+    prompt: PromptOption = 0,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Print what a step of a model costs on a card at least, by kind of group."""
     from ridgeline.explain.pricing import HEAD
@@ -84,14 +91,14 @@ def price(
 
 @explain.command()
 def devices(
-    model: Annotated[str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")],
+    model: PricedModel,
     card: Annotated[str, typer.Option(help="A datasheet.")] = "h100-sxm",
     count: Annotated[int, typer.Option(min=2, help="How many of it.")] = 8,
     batch: Annotated[int, typer.Option(min=2, help="Sequences of the step, on all of them.")] = 16,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each in a decode step.")] = 1024,
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt: a prefill step instead.")] = 0,
+    context: ContextOption = 1024,
+    prompt: PromptOption = 0,
     link_us: Annotated[float, typer.Option(min=0, help="Latency of a message between two, in microseconds.")] = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Print what a step costs at least on several cards: replicas, tensor and pipeline parallelism."""
     from ridgeline.explain.spreading import HEAD
