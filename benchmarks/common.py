@@ -23,8 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.probe import Moment, ceilings, find_native
 from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT, calibration
@@ -34,7 +32,6 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.cost.hardware import save_calibration
 from ridgeline.engine.build import build_engine
-from ridgeline.engine.recording import Recording
 
 RESULTS = Path(__file__).parent / "results"
 STREAM_BYTES = 2**30
@@ -130,13 +127,6 @@ def calibrate(config: EngineConfig) -> None:
     moment = Moment(find_native(), level, threads) if level else None
     profiler = Profiler(build_engine(config, lambda deltas: None), hardware, threads, moment=moment)
     save_calibration(hardware.machine, calibration(profiler, threads))
-
-
-def step_seconds(recording: Recording) -> np.ndarray:
-    """Return what each step of a recording took: where they overlap, from the end of the one before to its own."""
-    assert recording.setup is not None
-    parts = ("run_s",) if recording.setup.depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
-    return np.sum([recording.steps[part] for part in parts], axis=0)
 
 
 def spread(values: Sequence[float], form: str) -> str:

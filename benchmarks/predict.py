@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from benchmarks.common import calibrate, option_parser, save, step_seconds, write_random
+from benchmarks.common import calibrate, option_parser, save, write_random
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +29,6 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.outputs import OutputDelta
-from ridgeline.engine.priced import load_of
 from ridgeline.engine.recording import read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 
@@ -153,11 +152,9 @@ def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine,
         journal = Path(folder) / "journal"
         taken = np.array(run(machine.setup.config, num_steps, journal))
         recording = read_recording(journal)
-    loads = [load_of(recording.spans_of(step)) for step in recording.steps]
-    shifts = recording.steps["span_shift"].tolist()
-    predicted_s = np.array([machine.step_time.seconds(load, is_anew=not by) for load, by in zip(loads, shifts)])
-    measured_s = step_seconds(recording)
-    ratios, skip = predicted_s / measured_s, np.arange(len(loads)) >= 8
+    loads, anew, measured_s = zip(*recording.timed())
+    predicted_s = [machine.step_time.seconds(load, is_anew=is_anew) for load, is_anew in zip(loads, anew)]
+    ratios, skip = np.array(predicted_s) / measured_s, np.arange(len(loads)) >= 8
     decodes = np.array([load.num_tokens == len(load.spans) for load in loads])
     everything = Errors.of(ratios[skip])
     assert everything is not None
@@ -167,7 +164,7 @@ def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine,
         calibrated_on=calibrated_on,
         provenance=machine.provenance,
         unfitted=sorted(machine.step_time.unfitted),
-        median_step_ms=1e3 * median(measured_s.tolist()),
+        median_step_ms=1e3 * median(measured_s),
         all=everything,
         undisturbed=Errors.of(ratios[skip & (taken == 0)]),
         decode=Errors.of(ratios[skip & decodes]),

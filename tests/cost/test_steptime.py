@@ -1,11 +1,14 @@
 """Predicted steps against pieces that are priced one by one, and what is fitted around the ops."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, OpTiming, Rest, fit_rest, key_of
+from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
 from ridgeline.explain.pricing import spec_of
@@ -91,16 +94,39 @@ def test_a_limit_is_the_price_on_the_card():
     assert not predicted.unfitted
 
 
-def test_the_rest_is_some_for_a_step_and_some_for_each_sequence():
-    rest = fit_rest([(count, 50e-6 + 20e-6 * count) for count in (1, 4, 16, 16, 1)])
-    assert rest.of(8) == pytest.approx(210e-6)
-    assert fit_rest([(4, 1e-3), (4, 2e-3)]) is None
-    assert fit_rest([(1, 5e-3), (16, 1e-3)]).sequence_s == 0  # noise: more sequences do not take less
+TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompt_s=30e-6, ops=1.4)
+
+
+def timed_steps(noise):
+    """Steps as the true rest makes them, of some kinds, each times something."""
+    random = np.random.default_rng(0)
+    found = []
+    for number in range(400):
+        num_seqs, is_anew = int(random.integers(1, 17)), number % 4 == 0
+        num_prompts, ops_s = number % 8 // 4 * is_anew, float(random.uniform(2e-4, 2e-3))
+        seconds = TRUE_REST.ops * ops_s + TRUE_REST.of(num_seqs, num_prompts, is_anew=is_anew)
+        found.append(TimedStep(ops_s, num_seqs, num_prompts, is_anew, seconds * noise(random)))
+    return found
+
+
+@pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
+def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
+    found = fit_rest(timed_steps(noise), PRIOR_REST)
+    for num_seqs, is_anew in ((1, False), (12, False), (1, True), (12, True)):
+        expected = TRUE_REST.of(num_seqs, is_anew=is_anew) + TRUE_REST.ops * 1e-3
+        assert found.of(num_seqs, is_anew=is_anew) + found.ops * 1e-3 == pytest.approx(expected, rel=0.05)
+
+
+def test_what_steps_do_not_tell_stays_as_it_was():
+    alone = [step._replace(num_seqs=1, num_prompts=0, is_anew=False) for step in timed_steps(lambda random: 1.0)]
+    found = fit_rest(alone, Rest(60e-6, 18e-6, 90e-6, 7e-6, 11e-6))
+    assert (found.anew_s, found.anew_sequence_s, found.prompt_s) == pytest.approx((90e-6, 7e-6, 11e-6), rel=1e-3)
+    falling = [TimedStep(1e-3, count, 0, False, 5e-3 / count) for count in (1, 2, 4, 8, 16) * 20]
+    assert fit_rest(falling, PRIOR_REST).sequence_s == 0  # noise: more sequences do not take less
 
 
 def test_a_step_that_is_laid_out_anew_takes_more():
-    plain = [(count, 50e-6 + 20e-6 * count) for count in (1, 4, 16)]
-    rest = fit_rest(plain, [(count, seconds + 100e-6 + 5e-6 * count) for count, seconds in plain])
+    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompt_s=30e-6)
     assert rest.of(8) == pytest.approx(210e-6)
     assert rest.of(8, is_anew=True) == pytest.approx(350e-6)
     program = lower(spec_of("python-1m"))
@@ -109,3 +135,17 @@ def test_a_step_that_is_laid_out_anew_takes_more():
     load, prompt = Load.decode(4, 100), Load(((4, 4),), 1)
     assert predicted.seconds(load, is_anew=True) - predicted.seconds(load) == pytest.approx(120e-6)
     assert predicted.seconds(prompt) - predicted.seconds(prompt, is_anew=False) == pytest.approx(105e-6)
+    slower = predicted.with_rest(replace(rest, ops=2.0))
+    ops_s = predicted.seconds(load) - rest.of(4)
+    assert slower.seconds(load) == pytest.approx(2 * ops_s + rest.of(4))
+
+
+def test_steps_that_were_timed_are_predicted_after_a_fit():
+    program = lower(spec_of("python-1m"))
+    predicted = StepTime(program, pieces_of(program), Cached(0), 1)
+    loads = [Load(((number % 7 + 1, 50),) * (number % 3 + 1), number % 3 + 1) for number in range(60)]
+    steps = [(load, False, 1.7 * predicted.seconds(load, is_anew=False)) for load in loads]
+    fitted = predicted.fitted(steps)
+    for load, is_anew, seconds in steps:
+        assert fitted.seconds(load, is_anew=is_anew) == pytest.approx(seconds, rel=0.03)
+    assert fitted.is_rest_fitted and not predicted.is_rest_fitted

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.machine import simulated_machine
-from ridgeline.explain.simulation import run_simulated
+from ridgeline.explain.simulation import RecordedPace, run_simulated
 
 MODEL = ("llama-3-8b", {"hardware": "h100-sxm"})
 
@@ -81,8 +82,22 @@ def test_slots_blocks_and_prefixes_are_the_engines_own():
 
 def test_slower_steps_are_slower_by_as_much():
     machine = on_card()
-    one, slow = (run_simulated(machine, requests(4), slower=factor) for factor in (1, 1.25))
+    one, slow = (run_simulated(machine, requests(4), pace=lambda s, f=f: f * s) for f in (1, 1.25))
     assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
+
+
+def test_the_pace_of_a_recording_takes_as_long_as_it_did_and_starts_again():
+    machine = on_card()
+    as_it_was = run_simulated(machine, requests(4))
+    steps = as_it_was.recording.steps.copy()
+    steps["run_s"][1::2] *= 3  # something took the machine in every other step
+    slow = replace(as_it_was.recording, steps=steps)
+    pace = RecordedPace(machine, slow)
+    for pace_of_run in (pace, pace.from_start()):
+        again = run_simulated(machine, requests(4), pace=pace_of_run).recording
+        assert again.steps["run_s"] == pytest.approx(steps["run_s"])
+    total_s, lasted_s = as_it_was.recording.steps["run_s"].sum(), steps["run_s"].sum()
+    assert pace.from_start()(2.5 * total_s) == pytest.approx(2 * lasted_s + pace.from_start()(total_s / 2))
 
 
 def test_a_model_here_is_sized_as_it_would_start():

@@ -1,16 +1,19 @@
 """Calibration: a few kinds of steps are timed op by op, and the efficiencies of the ops fitted. At most a minute."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
 
 from ridgeline.bench.profile import Profiler, StepProfile
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.efficiency import VERSION, Calibration, Sample, fit, fit_rest, held_out_error
+from ridgeline.cost.efficiency import VERSION, Calibration, Sample, fit, held_out_error
+from ridgeline.cost.steptime import StepTime
 
-LIMIT_S = 60.0
+LIMIT_S = 50.0  # and then MIXED_S
 MIN_STEPS, MAX_STEPS, STEPS_S = 3, 12, 0.03  # of a kind, and about how long they take together
 REPEATS, CHEAP_S = 8, 1.0  # they are timed so often, in so many seconds
+MIXED_STEPS, MIXED_S = 600, 10.0  # of requests that come and go, at most: what is around the ops
 LOADS = (  # sequences, and the context in which each decodes, or else the tokens of the prompt that each has
     (1, 64, 0), (1, 0, 16), (4, 96, 0), (1, 0, 4), (8, 64, 0), (1, 0, 64), (1, 256, 0), (1, 0, 128), (16, 64, 0),
     (1, 0, 32), (8, 0, 2), (2, 96, 0), (1, 0, 8), (4, 256, 0), (1, 0, 256), (16, 0, 4), (1, 768, 0),
@@ -27,12 +30,11 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     """
     started, slowest, max_tokens, num_steps = time.monotonic(), 0.0, profiler.max_model_len, MIN_STEPS
     samples: list[Sample] = []
-    rests: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
     for batch, context, prompt in LOADS:
-        begun, found = time.monotonic(), list[tuple[StepProfile, list[Sample]]]()
+        begun, profiled = time.monotonic(), list[tuple[StepProfile, list[Sample]]]()
         if max(context, prompt + 1) > max_tokens or begun - started + 2 * slowest > LIMIT_S:
             continue
-        while len(found) < REPEATS and (not found or time.monotonic() - begun < CHEAP_S):
+        while len(profiled) < REPEATS and (not profiled or time.monotonic() - begun < CHEAP_S):
             try:
                 if context:
                     profile = profiler.decode(batch, context, num_steps)
@@ -40,25 +42,22 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
                     profile = profiler.prefill(prompt, num_steps, count=batch)
             except ConfigError:
                 break  # the cache has no room for so many
-            found.append((profile, profiler.samples))
+            profiled.append((profile, profiler.samples))
             num_steps = min(max(int(STEPS_S / profile.step_s), MIN_STEPS), MAX_STEPS)
             slowest = max(slowest, time.monotonic() - begun)
-        if found:
-            best, best_samples = min(found, key=lambda each: each[0].step_s)  # the others were disturbed
-            samples += best_samples
-            rests[not context].append((batch, best.outside_s))
+        if profiled:
+            samples += min(profiled, key=lambda each: each[0].step_s)[1]  # the others were disturbed
     if not samples:
         raise ConfigError("no step could be timed: raise --context or the cache's bytes")
-    return Calibration(
+    moments, kinds = profiler.moments, profiler.moments[0].ops_per_s
+    found = Calibration(
         version=VERSION,
         num_threads=num_threads,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         efficiencies=fit(samples),
         held_out_error=held_out_error(samples),
-        rest=fit_rest(*rests),
-        stream_bytes_per_s=median(each.stream(num_threads) for each in profiler.moments),
-        ops_per_s={
-            kind: median(each.peak(kind, num_threads) or 0.0 for each in profiler.moments)
-            for kind in profiler.moments[0].ops_per_s
-        },
+        stream_bytes_per_s=median(each.stream(num_threads) for each in moments),
+        ops_per_s={kind: median(each.peak(kind, num_threads) or 0.0 for each in moments) for kind in kinds},
     )
+    time_of_ops = StepTime(profiler.program, profiler.pieces, moments[0].calibrated(found), num_threads, found)
+    return replace(found, rest=time_of_ops.fitted(profiler.mixed(MIXED_STEPS, MIXED_S)).rest)

@@ -23,11 +23,13 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
+from ridgeline.engine.priced import step_seconds
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2  # at least
 READINGS = 4  # of the ceilings, before the steps and after them
 MIN_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
+MIXED, MAX_MIXED = (1, 4, 16, 2, 8), 200  # sequences under way at once, each for a part of the steps; their tokens
 LAYER = re.compile(r"^layers\.\d+\.")
 LAYERS = "layers.*."  # in front of what is the same in every layer
 
@@ -125,12 +127,14 @@ class Profiler:
         self.calibration: Calibration | None = None  # has the efficiencies to predict with; without it, nothing is
         self.moments: list[Hardware] = []  # ceilings, at each profile
         self.samples: list[Sample] = []  # of the last one
+        self.pieces: Sequence[OpTiming] = ()  # of a step of it
         self.times_ops = False  # in the next step
         self._last: _Step | None = None
         engine.executor.observer = self
         self._loop = engine.loop
         self._overlaps = engine.executor.depth > 1
         self._random = np.random.default_rng(seed)
+        self.program = engine.program
 
     def observe(self, plan: StepPlan, times: StepTimes) -> None:
         """Keep the times of the last step."""
@@ -170,6 +174,34 @@ class Profiler:
 
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
         return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
+
+    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, bool, float]]:
+        """Run requests that come and go, some at a time and then more, for so many steps or seconds.
+
+        Return what each step computed, whether it was laid out anew, and its seconds.
+        """
+        loop, found, asked, started = self._loop, list[tuple[Load, bool, float]](), list[Request](), time.monotonic()
+        self.times_ops, longest = False, max(5, min(MAX_MIXED, self.max_model_len // 2))
+        for index in range(num_steps):
+            stats, wanted = loop.stats(), MIXED[index * len(MIXED) // num_steps]
+            for _ in range(wanted - stats.num_running - stats.num_waiting):
+                tokens = int(2 ** self._random.uniform(2, np.log2(longest)))
+                asked.append(self._request(tokens, int(self._random.integers(8, 48))))
+                loop.submit(asked[-1])
+            self._last = None
+            loop.step()
+            step = self._last
+            if step is not None and index > WARM_STEPS:
+                records = loop.journal.steps.read(loop.journal.steps.num_written - 1)[1]
+                seconds = float(step_seconds(records, self._engine.executor.depth)[0])
+                found.append((step.load, not records["span_shift"][0], seconds))
+            if time.monotonic() - started > limit_s:
+                break
+        for request in asked:
+            loop.abort(request.request_id)
+        while loop.step():
+            pass
+        return found
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
@@ -234,6 +266,7 @@ class Profiler:
         rest, behind = {"between ops": fmean(between_ops)}, {}
         (behind if all(step.times.follows for step in timed) else rest).update(laying_out)
         (behind if self._overlaps else rest).update(deciding)
+        self.pieces = timed[0].ops
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
         return StepProfile(
@@ -255,7 +288,7 @@ class Profiler:
         rows: dict[tuple[str, str], list[_TimedOp]] = {}
         self.samples = []
         for step in steps:
-            costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.ops], step.load)
+            costs = costs_of(self.program, [(t.ops, t.element) for t in step.ops], step.load)
             memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
             roofline = Roofline(self._now, self._num_threads, memory_bytes)
             for timing, cost in zip(step.ops, costs, strict=True):

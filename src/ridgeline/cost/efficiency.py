@@ -9,15 +9,17 @@ small grids; shares stay within BOUNDS, and one at a bound is a finding. Cached 
 import math
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from dataclasses import astuple, dataclass, field, replace
+from itertools import product
 from math import log2
 from statistics import median
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ridgeline.program.pricing import ElementBytes
 
-VERSION = 3  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 4  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -27,6 +29,7 @@ OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
 BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
+REST_SCALE_S, FIT_ROUNDS = 50e-6, 40
 
 
 class OpTiming(NamedTuple):
@@ -50,22 +53,35 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
+class TimedStep(NamedTuple):
+    """One step: what its ops alone are predicted to take, what else makes it longer, and how long it took."""
+
+    ops_s: float
+    num_seqs: int
+    num_prompts: int  # of these, sequences with more than one token
+    is_anew: bool
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Holds the seconds of a step outside its ops: planning, sampling, taking in; some for each sequence.
+    """Holds what a step takes around its ops: planning, sampling, taking in; some for each sequence.
 
-    A step that is not the one before with each sequence a token on takes more: it is laid out anew.
+    A step that is not the one before with each sequence a token on takes more: it is laid out anew. `ops` is how long
+    ops take among others, by the time that they take when steps are profiled.
     """
 
     step_s: float
     sequence_s: float
     anew_s: float = 0.0
     anew_sequence_s: float = 0.0
+    prompt_s: float = 0.0
+    ops: float = 1.0
 
-    def of(self, num_seqs: int, *, is_anew: bool = False) -> float:
-        """Return the seconds around a step of `num_seqs` sequences."""
+    def of(self, num_seqs: int, num_prompts: int = 0, *, is_anew: bool = False) -> float:
+        """Return the seconds around a step of `num_seqs` sequences, of which `num_prompts` have several tokens."""
         more_s = self.anew_s + self.anew_sequence_s * num_seqs if is_anew else 0.0
-        return max(0.0, self.step_s + self.sequence_s * num_seqs) + max(0.0, more_s)
+        return self.step_s + self.sequence_s * num_seqs + self.prompt_s * num_prompts + more_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +243,25 @@ def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
     return replace(found, median_error=median(errors), worst_error=max(errors))
 
 
-def fit_rest(seconds: Sequence[tuple[int, float]], anew: Sequence[tuple[int, float]] = ()) -> Rest | None:
-    """Fit what steps of some numbers of sequences took beyond their ops, by medians; None from too few.
+def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
+    """Fit what steps took, by the least sum of |log(predicted ÷ measured)|; `prior` is where they do not tell.
 
-    `anew` has those of steps that were laid out anew.
+    Nothing is negative, and a few steps that something else made long do not count for more than others.
     """
-    if (line := _line(seconds)) is None:
-        return None
-    rest = Rest(*line)
-    more = [(count, rest_s - rest.of(count)) for count, rest_s in anew]
-    return Rest(*line, *(_line(more) or (median(each for _, each in more), 0.0))) if more else rest
-
-
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
-    """Return the median line through points, which does not fall; None where all are at one place."""
-    slopes = [(b - a) / (m - n) for (n, a), (m, b) in combinations(points, 2) if n != m]
-    if not slopes:
-        return None
-    slope = max(0.0, median(slopes))
-    return median(y - slope * x for x, y in points), slope
+    parts_NF = np.array([(1, s.num_seqs, s.is_anew, s.is_anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
+    measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
+    pull_F = 1 / np.maximum(prior_F, REST_SCALE_S)  # as one step more would pull, that is off by all of it
+    found_F = prior_F
+    for _ in range(FIT_ROUNDS):
+        predicted_N = np.maximum(parts_NF @ found_F, 1e-9)
+        weights_N = np.sqrt(1 / np.maximum(np.abs(np.log(predicted_N / measured_N)), 0.01) / predicted_N / measured_N)
+        rows = np.vstack([parts_NF * weights_N[:, None], np.diag(pull_F)])
+        wanted, is_used = np.concatenate([measured_N * weights_N, prior_F * pull_F]), np.ones(len(prior_F), bool)
+        while True:
+            solved = np.linalg.lstsq(rows[:, is_used], wanted, rcond=None)[0]
+            if (solved >= 0).all():
+                break
+            is_used[np.flatnonzero(is_used)[solved < 0]] = False
+        found_F = np.zeros(len(prior_F))
+        found_F[is_used] = solved
+    return Rest(*found_F.tolist())

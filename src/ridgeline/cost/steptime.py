@@ -1,14 +1,15 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
-    step = Σ pieces predicted + rest,   rest = a + b · sequences
+    step = k · Σ pieces predicted + rest,   rest = a + b · sequences + c · prompts (+ d + e · sequences, laid out anew)
 
 Over and over, for a simulator: what depends on the numbers of tokens and rows alone is predicted once. No torch.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
+from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
@@ -61,6 +62,27 @@ class StepTime:
 
     def seconds(self, load: Load, *, is_anew: bool | None = None) -> float:
         """Return the predicted seconds of a step; with `is_anew` None, one that computes prompts is laid out anew."""
+        anew = load.num_tokens > len(load.spans) if is_anew is None else is_anew
+        return self.rest.ops * self._ops_s(load) + self.rest.of(len(load.spans), _num_prompts(load), is_anew=anew)
+
+    def fitted(self, steps: Iterable[tuple[Load, bool, float]]) -> "StepTime":
+        """Return the same with what is around ops as in these steps: load, whether it is laid out anew, seconds."""
+        told = [
+            TimedStep(self._ops_s(load), len(load.spans), _num_prompts(load), is_anew, seconds)
+            for load, is_anew, seconds in steps
+        ]
+        found = self.with_rest(fit_rest(told, self.rest))
+        found.is_rest_fitted = True
+        return found
+
+    def with_rest(self, rest: Rest) -> "StepTime":
+        """Return the same with something else around ops."""
+        found = copy.copy(self)
+        found.rest = rest
+        return found
+
+    def _ops_s(self, load: Load) -> float:
+        """Return what all pieces take when nothing is around them."""
         size = load.num_tokens, load.num_rows
         if size not in self._bytes:
             self._bytes[size] = _memory_bytes(self._costs(load, varying=False))
@@ -74,8 +96,7 @@ class StepTime:
             sampling = roofline.predict(sampling_cost(self._program, load), "f32").moving_s
             fixed_s += sum(self._seconds(key, 0.0, sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
-        anew = load.num_tokens > len(load.spans) if is_anew is None else is_anew
-        return self._of_pieces(varying, roofline) + fixed_s + self.rest.of(len(load.spans), is_anew=anew)
+        return self._of_pieces(varying, roofline) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
@@ -127,6 +148,10 @@ def pieces_of(program: Program, element: ElementBytes, inputs: InputKind) -> Seq
         OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
         for group in fuse(program)
     ]
+
+
+def _num_prompts(load: Load) -> int:
+    return sum([tokens > 1 for tokens, _ in load.spans]) if load.num_tokens > len(load.spans) else 0
 
 
 def _memory_bytes(costs: Sequence[tuple[_Priced, OpCost]]) -> float:

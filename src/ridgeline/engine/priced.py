@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from ridgeline.backends.host import choose_threads
 from ridgeline.backends.probe import find_native, this_machine
 from ridgeline.core.clock import Clock
@@ -45,6 +48,12 @@ def load_of(spans: Records) -> Load:
     """Return what a step of these spans has to compute."""
     ends = spans["start"] + spans["num_tokens"]
     return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
+    """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own."""
+    parts = ("run_s",) if depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
+    return np.sum([steps[part] for part in parts], axis=0)
 
 
 class OpSeconds:

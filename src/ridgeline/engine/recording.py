@@ -6,7 +6,7 @@ and no text in it, only keyed hashes of whole blocks.
 
 import atexit
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
 from ridgeline.engine.journal import AROUND_FIELDS, FIELDS, Journal, Recorder, Records
+from ridgeline.engine.priced import load_of, step_seconds
+from ridgeline.program.pricing import Load
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
@@ -69,6 +71,12 @@ class Recording:
         found = self.spans[first : first + int(step["num_spans"])].copy()
         found["start"] += step["span_shift"]
         return found
+
+    def timed(self) -> Iterator[tuple[Load, bool, float]]:
+        """Yield what each step computed, whether it was laid out anew, and its seconds."""
+        depth = 1 if self.setup is None else self.setup.depth
+        for step, seconds in zip(self.steps, step_seconds(self.steps, depth).tolist()):
+            yield load_of(self.spans_of(step)), not step["span_shift"], seconds
 
     def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:
         """Return the hashes of an output's whole blocks; `own`: each without what is before it."""

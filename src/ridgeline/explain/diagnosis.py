@@ -7,6 +7,7 @@ change; of an engine that drafts, gains of options are not known. Must not impor
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
-from ridgeline.engine.priced import load_of
+from ridgeline.engine.priced import load_of, step_seconds
 from ridgeline.engine.recording import Recording, recording_of
-from ridgeline.explain.evidence import Evidence
+from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
-from ridgeline.explain.simulation import run_simulated
+from ridgeline.explain.simulation import RecordedPace, run_simulated
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
 FIX_GAIN = 1.15  # below it a change is not worth a line
@@ -99,7 +100,8 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
         raise ConfigError("the recording holds no finished request: there is nothing to examine")
     if setup.strategy not in REPLAYED:
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
-    requests, measured_s = _requests(recording, setup.layout.block_size), recording.steps["run_s"].sum()
+    requests = _requests(recording, setup.layout.block_size)
+    measured_s = step_seconds(recording.steps, setup.depth).sum()
     config = replace(setup.config, speculation=SpeculationConfig())
     machine = simulated_machine(config)
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
@@ -109,7 +111,7 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
     evidence = Evidence(recording, setup, config, machine, drafts)
-    gains = None if drafts else _Gains(evidence, requests, match)
+    gains = None if drafts else _Gains(evidence, requests)
     found = [_found(rule, sign, gains) for rule in RULES if (sign := rule.look(evidence)) is not None]
     worth = [each for each in found if each.gain is None or each.gain >= FIX_GAIN]
     return Diagnosis(len(recording.steps), len(requests), match, worth, not drafts)
@@ -128,11 +130,15 @@ def _found(rule: Rule, sign: Sign, gains: "_Gains | None") -> Finding:
 
 
 class _Gains:
-    """Simulates the requests as they were, which came at the pace of the machine, and with what is changed."""
+    """Simulates the requests as they were, and with a change: with what was around ops, at the pace of the machine."""
 
-    def __init__(self, evidence: Evidence, requests: list[BenchRequest], match: float) -> None:
-        self._evidence, self._requests, self._slower = evidence, requests, 1 / match
-        self._now = run_simulated(evidence.machine, requests, slower=self._slower).results
+    def __init__(self, evidence: Evidence, requests: list[BenchRequest]) -> None:
+        self._evidence, self._requests = evidence, requests
+        stride = -(-len(evidence.recording.steps) // SAMPLES)
+        time = evidence.machine.step_time.fitted(islice(evidence.recording.timed(), 0, None, stride))
+        machine = replace(evidence.machine, step_time=time)
+        self._rest, self._pace = time.rest, RecordedPace(machine, evidence.recording)
+        self._now = run_simulated(machine, requests, pace=self._pace.from_start()).results
         self._measured_ms = 1e3 * float(np.mean([float(output["latency_s"]) for output, _ in evidence.prompts("hash")]))
 
     def undisturbed(self) -> float | None:
@@ -151,10 +157,12 @@ class _Gains:
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
         else:
             requests = self._evidence.sorted_prompts(requests)
-        then = run_simulated(machine, requests, slower=self._slower, max_concurrency=most).results
-        now, later = _MEASURES[rule.effect](self._now), _MEASURES[rule.effect](then)
-        if len(machine.step_time.unfitted) < len(self._evidence.machine.step_time.unfitted):  # it has a pace of its own
-            now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests).results)
+        as_it_is = run_simulated(machine, requests, max_concurrency=most).results
+        now, later = self._measured_ms, _mean_ms(as_it_is)
+        if len(machine.step_time.unfitted) >= len(self._evidence.machine.step_time.unfitted):  # no pace of its own
+            machine = replace(machine, step_time=machine.step_time.with_rest(self._rest))
+            then = run_simulated(machine, requests, pace=self._pace.from_start(), max_concurrency=most).results
+            now, later = _MEASURES[rule.effect](self._now), _MEASURES[rule.effect](then)
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 

@@ -254,7 +254,9 @@ def _candidate(
     found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
     attainment = 1.0
     if slos:
-        slow = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency, slower=SLOWER).results
+        slow = run_simulated(
+            machine, requests, slos=slos, max_concurrency=max_concurrency, pace=lambda seconds: SLOWER * seconds
+        ).results
         assert slow.goodput is not None
         attainment = slow.goodput.attainment
     return Candidate(machine, changes, found.results, attainment, found.provenance)

@@ -4,6 +4,7 @@ What is simulated is time. Lengths of outputs are the workload's, and their toke
 equal prompts are shared as greedy outputs would share them. Must not import torch.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -54,6 +55,34 @@ class FakeClock:
     def wait(self, until_s: float) -> None:
         """Let time pass."""
         self.now_s = max(self.now_s, until_s)
+
+
+class RecordedPace:
+    """Lets steps take as long as their predicted seconds took in a recording, one after the other, again and again.
+
+    So what else a machine does makes many short steps, or few long ones, longer by as much in all.
+    """
+
+    def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
+        seconds, timed = machine.step_time.seconds, list(recording.timed())
+        self._predicted = np.cumsum([0.0, *(seconds(load, is_anew=is_anew) for load, is_anew, _ in timed)])
+        self._measured = np.cumsum([0.0, *(measured_s for _, _, measured_s in timed)])
+        self._at_s = 0.0
+
+    def from_start(self) -> "RecordedPace":
+        """Return the pace for another run."""
+        found = copy.copy(self)
+        found._at_s = 0.0
+        return found
+
+    def __call__(self, predicted_s: float) -> float:
+        """Return the seconds of a step that follows the last one."""
+        begin_s, self._at_s = self._at_s, self._at_s + predicted_s
+        return self._until(self._at_s) - self._until(begin_s)
+
+    def _until(self, at_s: float) -> float:
+        rounds, rest_s = divmod(at_s, float(self._predicted[-1]))
+        return rounds * float(self._measured[-1]) + float(np.interp(rest_s, self._predicted, self._measured))
 
 
 class PricedExecutor:
@@ -218,10 +247,10 @@ def run_simulated(
     *,
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
-    slower: float = 1.0,
+    pace: Callable[[float], float] = lambda seconds: seconds,
     see: Callable[[StepPlan], object] = lambda plan: None,
 ) -> Simulation:
-    """Run requests, in order of arrival, on a machine whose steps take `slower` times what is predicted.
+    """Run requests, in order of arrival, on a machine whose steps take what `pace` makes of what is predicted.
 
     `see` is shown each plan as it runs: its block tables are gone afterwards.
     Raises ConfigError for a request that the context has no room for.
@@ -240,7 +269,7 @@ def run_simulated(
 
     def lasting(plan: StepPlan) -> float:
         see(plan)
-        return slower * seconds(load_of(plan), is_anew=not plan.follows)
+        return pace(seconds(load_of(plan), is_anew=not plan.follows))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
