@@ -2,12 +2,12 @@
 
 usage: python -m benchmarks.simulator [--model MODEL] [--azure FILE] [--mooncake FILE] [--load 0.7] [--out DIR]
 
-Each trace is cut to the model's context and sent at `--load` of the capacity that the simulator finds. Its requests
-come in `--rounds` of two parts, the engine anew for each: what the first part took is what the second is predicted
-from. Three predictions stand beside each measurement: by the calibration alone, made before; by the calibration with
-what is around ops as in the first part; and at the pace that the first part had as well. The recorded plans are
-replayed, and so are those of five other runs: chunks and prefix hits, preemption, priorities, forks and lookup drafts.
-A thousand requests of 200 tokens are simulated, on the clock of the processor.
+Each trace is cut to the model's context and sent at `--load` of the rate at which its first requests were answered when
+they came at once. The others come in `--rounds` of two parts, the engine anew for each: what the first part took is
+what the second is predicted from. Three predictions stand beside each measurement: by the calibration alone, made
+before; by the calibration with what is around ops as in the first part; and at the pace that the first part had as
+well. The recorded plans are replayed, and so are those of five other runs: chunks and prefix hits, preemption,
+priorities, forks and lookup drafts. A thousand requests of 200 tokens are simulated, on the clock of the processor.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from ridgeline.explain.replaying import Replay, replay
 from ridgeline.explain.simulation import RecordedPace, run_simulated
 
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
+Part = list[BenchRequest]
 WAYS = ("calibrated", "fitted", "paced")
 NUM_RECORDED, SHARED = 80, random_tokens(7, 0, 96, 400)
 RECORDED: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {  # options of the engine, and of all requests
@@ -96,17 +97,25 @@ class SimulatorReport(Report):
     simulated_cpu_s: float
 
 
-def requests_of(kind: str, path: Path, options: argparse.Namespace, machine: SimulatedMachine) -> list[BenchRequest]:
-    """The trace's requests, cut to the context, at times stretched to the share of the capacity."""
-    context = machine.setup.max_model_len
+def requests_of(kind: str, path: Path, options: argparse.Namespace, config: EngineConfig, context: int) -> list[Part]:
+    """The trace's requests in parts, cut to the context, at times stretched to the share of the capacity.
+
+    That is measured, with the requests of one part at once.
+    """
+    num_parts = 2 * options.rounds + 1
     workload = parse_workload(f"{kind}:path={path},num_requests={options.num_requests},length_scale={options.scale}")
     cut = [
         replace(request, prompt=request.prompt[: context * 3 // 4], max_tokens=min(request.max_tokens, context // 4))
         for request in workload.requests()
     ]
-    at_once = run_simulated(machine, [replace(request, arrival_s=0.0) for request in cut])
-    stretch = at_once.results.duration_s / options.load / (cut[-1].arrival_s or 1.0)
-    return [replace(request, arrival_s=request.arrival_s * stretch) for request in cut]
+    size = len(cut) // num_parts
+    parts = [cut[size * i : size * (i + 1)] for i in range(num_parts)]
+    log, _ = run(config, [replace(request, arrival_s=0.0) for request in parts[0]])
+    spans = [part[-1].arrival_s - part[0].arrival_s for part in parts[1:]]
+    stretch = log.duration_s / options.load / (sum(spans) / len(spans))
+    return [
+        [replace(each, arrival_s=stretch * (each.arrival_s - part[0].arrival_s)) for each in part] for part in parts[1:]
+    ]
 
 
 def run(config: EngineConfig, requests: Sequence[BenchRequest]) -> tuple[RunLog, Recording]:
@@ -121,15 +130,10 @@ def run(config: EngineConfig, requests: Sequence[BenchRequest]) -> tuple[RunLog,
         return log, read_recording(journal)
 
 
-def shifted(requests: Sequence[BenchRequest]) -> list[BenchRequest]:
-    """Requests, the first of which comes at once."""
-    return [replace(request, arrival_s=request.arrival_s - requests[0].arrival_s) for request in requests]
-
-
 class _Round:
     """One part that is fitted, the part after it, and what the ways predict of that."""
 
-    def __init__(self, machine: SimulatedMachine, config: EngineConfig, parts: Sequence[list[BenchRequest]]) -> None:
+    def __init__(self, machine: SimulatedMachine, config: EngineConfig, parts: Sequence[Part]) -> None:
         first, second = parts
         self.fitted_log, before = run(config, first)
         self.log, self.recording = run(config, second)
@@ -153,12 +157,8 @@ def joined(logs: Sequence[RunLog]) -> Results:
     return summarize(RunLog(records=records, duration_s=sum(log.duration_s for log in logs), unsent=0))
 
 
-def compare(
-    name: str, machine: SimulatedMachine, requests: list[BenchRequest], config: EngineConfig, num_rounds: int
-) -> Comparison:
+def compare(name: str, machine: SimulatedMachine, parts: Sequence[Part], config: EngineConfig) -> Comparison:
     """Run parts of a trace in turn, and put what was predicted beside what was measured."""
-    size = len(requests) // (2 * num_rounds)
-    parts = [shifted(requests[size * i : size * (i + 1)]) for i in range(2 * num_rounds)]
     rounds = [_Round(machine, config, parts[i : i + 2]) for i in range(0, len(parts), 2)]
     logs = {way: [each.logs[way] for each in rounds] for way in WAYS}
     logs |= {"repeated": [each.fitted_log for each in rounds], "measured": [each.log for each in rounds]}
@@ -177,7 +177,7 @@ def compare(
     replays = [replay(each.recording) for each in rounds]
     return Comparison(
         trace=name,
-        num_requests=size * num_rounds,
+        num_requests=sum(len(part) for part in parts[1::2]),
         measured_load=float(np.mean([each.load for each in rounds])),
         latencies_ms=values,
         errors=errors,
@@ -264,10 +264,10 @@ def main() -> None:
     parser.add_argument("--model", default="python-9m")
     parser.add_argument("--azure", type=Path, help="azure2023_code.csv; without it this trace is left out")
     parser.add_argument("--mooncake", type=Path, help="mooncake_synthetic.jsonl; without it this trace is left out")
-    parser.add_argument("--num-requests", type=int, default=240)
+    parser.add_argument("--num-requests", type=int, default=250)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scale", type=float, default=0.1, help="of the trace's lengths")
-    parser.add_argument("--load", type=float, default=0.7, help="share of the capacity that the simulator finds")
+    parser.add_argument("--load", type=float, default=0.7, help="share of the rate of requests at once")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     options = parser.parse_args()
     traces = {name: path for name, path in (("azure", options.azure), ("mooncake", options.mooncake)) if path}
@@ -278,7 +278,7 @@ def main() -> None:
         calibrate(config)
     machine = simulated_machine(config)
     comparisons = [
-        compare(name, machine, requests_of(name, path, options, machine), config, options.rounds)
+        compare(name, machine, requests_of(name, path, options, config, machine.setup.max_model_len), config)
         for name, path in traces.items()
     ]
     replays = [recorded("python-1m", options.threads, name, seed) for seed, name in enumerate(RECORDED)]
