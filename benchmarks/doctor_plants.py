@@ -248,7 +248,7 @@ TIMES = [random_tokens(5, n, BLOCK, 4000) for n in range(20)]
 COMMON = random_tokens(7, 0, 384, 4000)
 STAMPED = [BenchRequest(prompt=time + COMMON, max_tokens=4) for time in TIMES]
 SORTED = [BenchRequest(prompt=COMMON + time, max_tokens=4) for time in TIMES]
-LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=60, arrival_s=2.0 * (n > 0)) for n in range(9)]
+LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=200, arrival_s=2.0 * (n > 0)) for n in range(9)]
 KV = 786_432  # bytes of a block of the larger model
 DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {

@@ -6,12 +6,12 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
+from benchmarks.callers import Manners, call, post
 from benchmarks.doctor_plants import SMALL, Plant, Planted, Run, plant, use_cache
 
 from ridgeline.bench.workload import random_tokens
@@ -51,18 +51,14 @@ def served(it: Plant, blocked_s: float = 0.0) -> Iterator[int]:
     thread.join(20)
 
 
-def ask(port: int, count: int, workers: int = 2) -> float:
-    """Send completions from a few clients; return their mean seconds."""
-    body = {"model": SMALL, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-
-    def one(number: int) -> float:
-        began_s = time.perf_counter()
-        prompt = random_tokens(5, number, 60, 4000)
-        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"prompt": prompt}, timeout=60)
-        return time.perf_counter() - began_s
-
-    with ThreadPoolExecutor(workers) as pool:
-        return statistics.mean(pool.map(one, range(count)))
+def ask(port: int, seconds: float = 6.0, clients: int = 2) -> float:
+    """Ask for completions for some time, from clients that take hardly any of the cores; return their mean seconds."""
+    bodies = [
+        post("/v1/completions", model=SMALL, prompt=random_tokens(5, n, 60, 4000), max_tokens=60, ignore_eos=True)
+        for n in range(clients)
+    ]
+    waits = call(port, seconds, [Manners(body) for body in bodies])
+    return statistics.mean(wait_s for each in waits for _, wait_s, _ in each)
 
 
 def asked(it: Plant, port: int) -> Planted:
@@ -76,7 +72,7 @@ def asked(it: Plant, port: int) -> Planted:
 @plant("loop_lag")
 def _loop_lag(it: Plant) -> Planted:
     with use_cache(SMALL), served(it, blocked_s=0.0 if it.without else 0.05) as port:
-        seconds = ask(port, 60)
+        seconds = ask(port)
         found = Planted(fault=it.name, found=[], right=True) if it.without else asked(it, port)
         return replace(found, measures={"requests end sooner": seconds})
 

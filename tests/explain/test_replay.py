@@ -13,7 +13,8 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams, SpeculationParams
 from ridgeline.engine.build import build_engine
-from ridgeline.engine.recording import read_recording
+from ridgeline.engine.recording import FileRecorder, read_recording
+from ridgeline.explain.lives import life
 from ridgeline.explain.replaying import replay
 
 SHARED = list(range(10, 90))
@@ -172,6 +173,21 @@ def test_another_limit_is_found_and_named(tmp_path, capsys):
             main(arguments)
         assert stopped.value.code == code
     assert "all plans are identical" in capsys.readouterr().out
+
+
+def test_who_left_behind_the_last_step_is_in_the_recent_records(tmp_path):
+    """Nothing was computed after: there is no step in which it ended."""
+    engine = build_engine(EngineConfig.of("python-1m", num_threads=1, tuning="default"), lambda deltas: None)
+    request = engine.intake.request([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.loop.submit(request)
+    for _ in range(4):
+        engine.loop.step()
+    engine.loop.abort(request.request_id)
+    engine.loop.process_input_queue()
+    FileRecorder(tmp_path / "recent", engine.setup).write_recent(engine.loop.journal)
+    recording = read_recording(tmp_path / "recent")
+    assert recording.outputs["num_output"].tolist() == [4]
+    assert life(recording, int(recording.outputs["seq_id"][0]))["end"] == "abort"
 
 
 def test_a_journal_is_read_up_to_where_it_was_cut_off(tmp_path, caplog):

@@ -75,6 +75,12 @@ class StepTime:
         found.is_rest_fitted = True
         return found
 
+    def uncalibrated(self) -> "StepTime":
+        """Return the same with efficiencies of nothing but the prior."""
+        found = copy.copy(self)
+        found._calibration, found._fixed_s, found.unfitted = None, {}, set()
+        return found
+
     def with_rest(self, rest: Rest) -> "StepTime":
         """Return the same with something else around ops."""
         found = copy.copy(self)

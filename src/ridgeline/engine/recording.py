@@ -20,12 +20,14 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
-from ridgeline.engine.journal import AROUND_FIELDS, FIELDS, Journal, Recorder, Records
+from ridgeline.engine.journal import AROUND_FIELDS, FIELDS, FINISH_REASONS, Journal, Recorder, Records
 from ridgeline.engine.priced import load_of, step_seconds
+from ridgeline.engine.request import FinishReason
 from ridgeline.program.pricing import Load
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
+BETWEEN_STEPS = [FINISH_REASONS.index(reason) for reason in (FinishReason.ABORT, FinishReason.DEADLINE)]
 
 log = get_logger("journal")
 
@@ -164,7 +166,8 @@ class FileRecorder(Recorder):
         steps = retained["steps"] = retained["steps"][retained["steps"]["first_span"] >= first_span]
         begin = rings["steps"][0] + len(rings["steps"][1]) - len(steps)
         outputs, decisions = retained["outputs"], retained["decisions"]
-        is_whole = (outputs["first_step"] >= begin) & (outputs["last_step"] < begin + len(steps))
+        ended = outputs["last_step"] - np.isin(outputs["reason"], BETWEEN_STEPS)  # in what step, or behind which
+        is_whole = (outputs["first_step"] >= begin) & (ended < begin + len(steps))
         outputs = retained["outputs"] = outputs[is_whole & (outputs["first_hash"] >= first_hash)]
         retained["decisions"] = decisions[decisions["step"] >= steps["step"].min(initial=1 << 62)]
         steps["first_span"] -= first_span

@@ -22,7 +22,7 @@ from ridgeline.engine.priced import load_of, step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
-from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
 from ridgeline.explain.simulation import RecordedPace, run_simulated
@@ -134,11 +134,7 @@ class _Gains:
 
     def __init__(self, evidence: Evidence, requests: list[BenchRequest]) -> None:
         self._evidence, self._requests = evidence, requests
-        stride = -(-len(evidence.recording.steps) // SAMPLES)
-        time = evidence.machine.step_time.fitted(islice(evidence.recording.timed(), 0, None, stride))
-        machine = replace(evidence.machine, step_time=time)
-        self._rest, self._pace = time.rest, RecordedPace(machine, evidence.recording)
-        self._now = run_simulated(machine, requests, pace=self._pace.from_start()).results
+        self._was: dict[bool, tuple[SimulatedMachine, RecordedPace, Results]] = {}
         self._measured_ms = 1e3 * float(np.mean([float(output["latency_s"]) for output, _ in evidence.prompts("hash")]))
 
     def undisturbed(self) -> float | None:
@@ -150,21 +146,35 @@ class _Gains:
 
     def of(self, cure: EngineConfig | Other, rule: Rule) -> tuple[float | None, Provenance]:
         """Return how many times the rule's effect comes, and where that is from."""
-        machine, requests, most = self._evidence.machine, self._requests, None
-        if isinstance(cure, EngineConfig):
-            machine = simulated_machine(cure)
-        elif cure == "all at once":
+        here, requests, most = self._evidence.machine, self._requests, None
+        machine = simulated_machine(cure) if isinstance(cure, EngineConfig) else here
+        if cure == "all at once":
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
-        else:
+        elif cure == "prompts sorted":
             requests = self._evidence.sorted_prompts(requests)
-        as_it_is = run_simulated(machine, requests, max_concurrency=most).results
-        now, later = self._measured_ms, _mean_ms(as_it_is)
-        if len(machine.step_time.unfitted) >= len(self._evidence.machine.step_time.unfitted):  # no pace of its own
-            machine = replace(machine, step_time=machine.step_time.with_rest(self._rest))
-            then = run_simulated(machine, requests, pace=self._pace.from_start(), max_concurrency=most).results
-            now, later = _MEASURES[rule.effect](self._now), _MEASURES[rule.effect](then)
+        now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests, max_concurrency=most).results)
+        unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
+        if len(unfitted) >= len(was_unfitted):  # else it has a pace of its own
+            is_prior = not unfitted <= was_unfitted  # what is known of the one is not set against a guess of the other
+            was, pace, before = self._as_it_was(is_prior=is_prior)
+            time = machine.step_time.uncalibrated() if is_prior else machine.step_time
+            machine = replace(machine, step_time=time.with_rest(was.step_time.rest))
+            then = run_simulated(machine, requests, pace=pace.from_start(), max_concurrency=most).results
+            now, later = _MEASURES[rule.effect](before), _MEASURES[rule.effect](then)
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
+
+    def _as_it_was(self, *, is_prior: bool) -> tuple[SimulatedMachine, RecordedPace, Results]:
+        """Return the machine with what was around ops, calibrated or of the prior, its pace, and the run simulated."""
+        if is_prior not in self._was:
+            machine, recording = self._evidence.machine, self._evidence.recording
+            time = machine.step_time.uncalibrated() if is_prior else machine.step_time
+            time = time.fitted(islice(recording.timed(), 0, None, -(-len(recording.steps) // SAMPLES)))
+            fitted = replace(machine, step_time=time)
+            pace = RecordedPace(fitted, recording)
+            results = run_simulated(fitted, self._requests, pace=pace.from_start()).results
+            self._was[is_prior] = fitted, pace, results
+        return self._was[is_prior]
 
 
 def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:
