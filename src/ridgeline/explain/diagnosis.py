@@ -5,7 +5,7 @@ change; of an engine that drafts, gains of options are not known. Must not impor
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,8 +26,10 @@ from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
 from ridgeline.explain.simulation import RecordedPace, run_simulated
+from ridgeline.program.pricing import Load
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
+FEW = 32  # steps that tell what of a machine is calibrated
 FIX_GAIN = 1.15  # below it a change is not worth a line
 
 
@@ -152,9 +154,12 @@ class _Gains:
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
         elif cure == "prompts sorted":
             requests = self._evidence.sorted_prompts(requests)
-        now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests, max_concurrency=most).results)
+        for load, is_anew, _ in self._some(FEW):
+            machine.step_time.seconds(load, is_anew=is_anew)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
-        if len(unfitted) >= len(was_unfitted):  # else it has a pace of its own
+        if len(unfitted) < len(was_unfitted):  # it has a pace of its own
+            now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests).results)
+        else:
             is_prior = not unfitted <= was_unfitted  # what is known of the one is not set against a guess of the other
             was, pace, before = self._as_it_was(is_prior=is_prior)
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
@@ -164,12 +169,17 @@ class _Gains:
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 
+    def _some(self, count: int) -> Iterator[tuple[Load, bool, float]]:
+        """Return steps of the recording, at most so many."""
+        recording = self._evidence.recording
+        return islice(recording.timed(), 0, None, -(-len(recording.steps) // count))
+
     def _as_it_was(self, *, is_prior: bool) -> tuple[SimulatedMachine, RecordedPace, Results]:
         """Return the machine with what was around ops, calibrated or of the prior, its pace, and the run simulated."""
         if is_prior not in self._was:
             machine, recording = self._evidence.machine, self._evidence.recording
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
-            time = time.fitted(islice(recording.timed(), 0, None, -(-len(recording.steps) // SAMPLES)))
+            time = time.fitted(self._some(SAMPLES))
             fitted = replace(machine, step_time=time)
             pace = RecordedPace(fitted, recording)
             results = run_simulated(fitted, self._requests, pace=pace.from_start()).results
