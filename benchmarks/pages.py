@@ -85,7 +85,7 @@ def painted(browser: Any, url: str, name: str, loads: int) -> Painted:
 
 
 def asked(port: int, model: str, seconds: float) -> None:
-    """Ask for short answers to prompts that begin alike, from a few clients."""
+    """Ask for short outputs to prompts that begin alike, from a few clients."""
     shared = random_tokens(7, 0, 400, 400)
     prompts = (shared + random_tokens(5, number, 20, 400) for number in range(CLIENTS))
     bodies = [
@@ -103,7 +103,7 @@ def walk(browser: Any, url: str, fault: str) -> Walk:
     began_s = time.monotonic()
     page.goto(f"{url}/ui")
     page.get_by_role("link", name="Doctor").click()
-    page.locator(".areas article").nth(5).wait_for()
+    page.locator(".areas article, .error:not([hidden])").first.wait_for()
     findings = page.locator(".finding").all()
     read = [" ".join(each.inner_text().split()) for each in findings]
     flags = [each.locator("code").first.inner_text() for each in findings]

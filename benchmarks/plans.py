@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Verified:
     """What one plan promised, and what came of it: medians of three runs. `figures`: (name, predicted, measured)."""
 
     objective: str
@@ -78,7 +78,7 @@ class PlansReport(Report):
     num_requests: int
     input_tokens: int
     output_tokens: int
-    plans: list[Kept]
+    plans: list[Verified]
 
 
 def objective(name: str, config: EngineConfig, options: argparse.Namespace) -> tuple[Sequence[Slo], int | None]:
@@ -91,7 +91,7 @@ def objective(name: str, config: EngineConfig, options: argparse.Namespace) -> t
     return (), None
 
 
-def kept(name: str, config: EngineConfig, options: argparse.Namespace) -> Kept:
+def verified(name: str, config: EngineConfig, options: argparse.Namespace) -> Verified:
     """Plan for one objective, and run the plan among the grid."""
     slos, users = objective(name, config, options)
     requests = [
@@ -116,7 +116,7 @@ def kept(name: str, config: EngineConfig, options: argparse.Namespace) -> Kept:
         points.append(Point(options=each.name, tokens_per_s=tokens_per_s, attainment=within(results)))
     own.append(measured(found.chosen))
     meeting = [each.tokens_per_s for each in points if each.attainment >= SHARE]
-    return Kept(
+    return Verified(
         objective=name,
         slo=", ".join(f"{slo.metric} within {slo.limit_ms:.3g} ms" for slo in slos) or "most tokens a second",
         options=found.chosen.name,
@@ -174,7 +174,7 @@ def main() -> None:
         num_requests=options.requests,
         input_tokens=options.input,
         output_tokens=options.output,
-        plans=[kept(name, config, options) for name in options.objectives],
+        plans=[verified(name, config, options) for name in options.objectives],
     )
     show(report)
     save(options.out, report)

@@ -23,7 +23,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.priced import step_seconds
+from ridgeline.engine.journal import step_seconds
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2  # at least

@@ -23,6 +23,7 @@ from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
 from ridgeline.decoding.request import SLOTS, Request
 from ridgeline.engine.request import FinishEvent, FinishReason
+from ridgeline.program.pricing import Load
 
 Records = npt.NDArray[np.void]
 Kind = Literal["admitted", "preempted"]
@@ -86,6 +87,18 @@ _OF_STEPS = {"steps": STEP_FIELDS, "spans": SPAN_FIELDS, "decisions": DECISION_F
 FIELDS = _OF_STEPS | {"outputs": OUTPUT_FIELDS, "prompts": PROMPT_FIELDS, "host": HOST_FIELDS, "around": AROUND_FIELDS}
 CAPACITIES = dict.fromkeys(FIELDS, 4096) | {"spans": 65536, "decisions": 16384, "prompts": 65536}
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
+
+
+def load_of(spans: Records) -> Load:
+    """Return what a step of these spans has to compute."""
+    ends = spans["start"] + spans["num_tokens"]
+    return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
+    """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own."""
+    parts = ("run_s",) if depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
+    return np.sum([steps[part] for part in parts], axis=0)
 
 
 class Ring:

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from ridgeline.backends.host import choose_threads
 from ridgeline.backends.probe import find_native, this_machine
 from ridgeline.core.clock import Clock
@@ -20,9 +17,8 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
-from ridgeline.engine.journal import Journal, Records
+from ridgeline.engine.journal import Journal, load_of
 from ridgeline.program.op import Program
-from ridgeline.program.pricing import Load
 
 if TYPE_CHECKING:
     from ridgeline.backends.base import BackendPlan
@@ -42,18 +38,6 @@ def step_time_of(config: EngineConfig, program: Program, plan: "BackendPlan", ha
     num_threads, _ = choose_threads(config)
     calibration = load_calibration(hardware.machine, num_threads)
     return StepTime(program, plan.pieces(), hardware.calibrated(calibration), num_threads, calibration)
-
-
-def load_of(spans: Records) -> Load:
-    """Return what a step of these spans has to compute."""
-    ends = spans["start"] + spans["num_tokens"]
-    return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
-
-
-def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
-    """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own."""
-    parts = ("run_s",) if depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
-    return np.sum([steps[part] for part in parts], axis=0)
 
 
 class OpSeconds:

@@ -20,8 +20,16 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
-from ridgeline.engine.journal import AROUND_FIELDS, FIELDS, FINISH_REASONS, Journal, Recorder, Records
-from ridgeline.engine.priced import load_of, step_seconds
+from ridgeline.engine.journal import (
+    AROUND_FIELDS,
+    FIELDS,
+    FINISH_REASONS,
+    Journal,
+    Recorder,
+    Records,
+    load_of,
+    step_seconds,
+)
 from ridgeline.engine.request import FinishReason
 from ridgeline.program.pricing import Load
 

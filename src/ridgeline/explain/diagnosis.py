@@ -18,7 +18,7 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
-from ridgeline.engine.priced import load_of, step_seconds
+from ridgeline.engine.journal import load_of, step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table

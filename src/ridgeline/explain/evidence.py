@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
-from ridgeline.engine.journal import WAIT_REASONS, Records
-from ridgeline.engine.priced import load_of
+from ridgeline.engine.journal import WAIT_REASONS, Records, load_of
 from ridgeline.engine.recording import EngineSetup, Recording
 from ridgeline.explain.machine import SimulatedMachine
 

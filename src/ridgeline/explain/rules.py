@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.engine.priced import load_of
+from ridgeline.engine.journal import load_of
 from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.exploration import Provenance
 from ridgeline.program.op import dims_of

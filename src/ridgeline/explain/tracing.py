@@ -12,8 +12,7 @@ import numpy as np
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
-from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
-from ridgeline.engine.priced import load_of
+from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, load_of
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 
