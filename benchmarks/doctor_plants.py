@@ -88,7 +88,7 @@ class Plant:
         self.name, self.threads, self.without = name, threads, without
 
     def run(self, run: Run) -> tuple[Results, Recording]:
-        """Run the requests, after one that warms up."""
+        """Run the requests, after one so long that a step's memory has been touched."""
         arrivals = Arrivals()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "journal"
@@ -99,7 +99,7 @@ class Plant:
             if run.params:
                 params = SamplingParams(ignore_eos=True, **run.params)
                 requests = [replace(r, params=replace(params, max_tokens=r.max_tokens)) for r in requests]
-            arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1))
+            arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 480, max_tokens=8)], run=1))
             with run.beside():
                 log = arrivals.run(engine.loop, requests, run.concurrency)
             engine.loop.close()
@@ -252,7 +252,7 @@ LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=200, arr
 KV = 786_432  # bytes of a block of the larger model
 DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {
-    "no_load": (Run(own(10, 64, 60), concurrency=1), Run(own(10, 64, 60), concurrency=16)),
+    "no_load": (Run(own(32, 64, 90), concurrency=1), Run(own(32, 64, 90), concurrency=16)),
     "slots": (Run(MIXED, {"max_num_seqs": 2}), Run(MIXED, {"max_num_seqs": 16})),
     "budget_low": (
         Run(own(60, 800, 4), {"max_num_batched_tokens": 16, "max_num_seqs": 16}, SMALL),

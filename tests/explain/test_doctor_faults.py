@@ -353,3 +353,5 @@ def test_a_machine_slow_in_all_it_does_has_no_slow_memory(it):
     it.set(ops=1e10, calibration=calibrated)
     run = recorded(own_prompts(8, prompt=400, output=60))
     assert "memory_slow" not in [each.id for each in doctor(slowed(run, 2)).findings]
+    is_decode = run.steps["num_tokens"] <= 8  # and then memory bounds it
+    assert "memory_slow" not in [each.id for each in doctor(slowed(run, np.where(is_decode, 12.0, 8.0))).findings]

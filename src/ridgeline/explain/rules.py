@@ -144,7 +144,7 @@ def _memory_slow(e: Evidence) -> Sign | None:
     if e.machine.provenance != "calibrated" or not predicted or not others_predicted:
         return None
     slower, others = measured / predicted, others_measured / others_predicted
-    if slower < SLOWER * max(1.0, others):
+    if others > SLOWER or slower < SLOWER * max(1.0, others):
         return None
     evidence = f"steps bound by memory take {slower:.2f}× what is predicted, others {others:.2f}×"
     total = measured + others_measured
