@@ -111,7 +111,7 @@ def timed_steps(noise):
 
 @pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
 def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
-    found = fit_rest(timed_steps(noise), PRIOR_REST)
+    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6))
     for num_seqs, is_anew in ((1, False), (12, False), (1, True), (12, True)):
         expected = TRUE_REST.of(num_seqs, is_anew=is_anew) + TRUE_REST.ops * 1e-3
         assert found.of(num_seqs, is_anew=is_anew) + found.ops * 1e-3 == pytest.approx(expected, rel=0.05)
@@ -121,6 +121,8 @@ def test_what_steps_do_not_tell_stays_as_it_was():
     alone = [step._replace(num_seqs=1, num_prompts=0, is_anew=False) for step in timed_steps(lambda random: 1.0)]
     found = fit_rest(alone, Rest(60e-6, 18e-6, 90e-6, 7e-6, 11e-6))
     assert (found.anew_s, found.anew_sequence_s, found.prompt_s) == pytest.approx((90e-6, 7e-6, 11e-6), rel=1e-3)
+    slow = fit_rest([step._replace(seconds=100 * step.seconds) for step in alone], Rest(60e-6, 18e-6))
+    assert slow.of(16) < 4 * slow.of(1)  # one at a time: nothing says that others would take so long
     falling = [TimedStep(1e-3, count, 0, False, 5e-3 / count) for count in (1, 2, 4, 8, 16) * 20]
     assert fit_rest(falling, PRIOR_REST).sequence_s == 0  # noise: more sequences do not take less
 
