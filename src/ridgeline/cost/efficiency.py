@@ -29,7 +29,7 @@ OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
 BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
-LEAST_REST_S, FIT_ROUNDS = 5e-6, 40
+MIN_REST_S, FIT_ROUNDS = 5e-6, 40
 
 
 class OpTiming(NamedTuple):
@@ -251,7 +251,7 @@ def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
     parts_NF = np.array([(1, s.num_seqs, s.is_anew, s.is_anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
     measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
-    pull_F = 1 / np.maximum(prior_F, LEAST_REST_S)
+    pull_F = 1 / np.maximum(prior_F, MIN_REST_S)
     found_F = prior_F
     for _ in range(FIT_ROUNDS):
         predicted_N = np.maximum(parts_NF @ found_F, 1e-9)
