@@ -109,12 +109,12 @@ def decoded(model: str, into: Path) -> str:
     return str(out)
 
 
-def quantized(arguments: argparse.Namespace, model: str, into: Path) -> list[Path]:
+def quantized(arguments: argparse.Namespace, into: Path) -> list[Path]:
     """The folders of the methods asked for, made by `ridgeline quantize` without a measurement of its own."""
     made: list[Path] = []
     for name in arguments.methods:
         made.append(into / name)
-        command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "quantize", model]
+        command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "quantize", arguments.model]
         command += [*(METHODS[name] or ["--method", name]), "--out", str(made[-1]), "--eval-tokens", "0"]
         command += ["--samples", str(arguments.samples), "--num-threads", str(arguments.threads)]
         command += ["--text", str(arguments.calibration)] if arguments.calibration else []
@@ -145,7 +145,7 @@ def measure(arguments: argparse.Namespace, into: Path, console: Console) -> Perp
     """float32, then every format asked for; folders with inputs of 16 bits and of 8."""
     texts = read_texts(arguments.text)
     model = decoded(arguments.model, into)
-    made = quantized(arguments, model, into)
+    made = quantized(arguments, into)
     folders = {folder.name: (folder, INPUTS16) for folder in (*arguments.folders, *made)}
     folders |= {f"{folder.name} inputs 8": (folder, INPUTS8) for folder in made if folder.name != "fp8"}
     if "fp8" in folders:  # has no integers, so no choice of its inputs
