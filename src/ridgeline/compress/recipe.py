@@ -35,7 +35,8 @@ class Recipe(Calibration):
     method: str = option(
         "gptq",
         "How weights are rounded: gptq, awq, hqq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as "
-        "bitsandbytes does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well. "
+        "bitsandbytes does; fp8, to 8-bit floats; smoothquant or llm-int8, to 8 bits for inputs that are rounded as "
+        "well, of the latter all but outliers. "
         "wanda or sparsegpt: two of every four weights become zero, and none is rounded.",
         metavar="NAME",
     )
@@ -74,9 +75,9 @@ class Recipe(Calibration):
             if self.bits not in (4, form.bits) or self.mean_bits is not None:
                 raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits and mean_bits out")
             return form
-        if self.method == "smoothquant":
+        if self.method in ("smoothquant", "llm-int8"):
             if self.group_size or self.zero_points or self.mean_bits is not None:
-                raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
+                raise ConfigError(f"method {self.method} has 8 bits and a scale per output; leave other options out")
             return StoredFormat("uniform", 8, 0, scale="float32")
         if self.method in SPARSE:
             if self.group_size is not None or self.zero_points or self.mean_bits is not None:
