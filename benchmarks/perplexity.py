@@ -66,7 +66,7 @@ FORMATS: dict[str, dict[str, object]] = {
 }
 # What `ridgeline quantize` is told of a method, where that is more than its name.
 METHODS: dict[str, list[str]] = {
-    **{name: [] for name in (*INTEGERS, "hqq", "smoothquant", "fp8", *FLOATS_4)},
+    **{name: [] for name in (*INTEGERS, "hqq", "smoothquant", "llm-int8", "fp8", *FLOATS_4)},
     "gptq-mean-bits-5": ["--method", "gptq", "--mean-bits", "5"],
     "gptq-8-bits": ["--method", "gptq", "--bits", "8"],
 }

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from test_quantize import CONFIGS, folder_of, kl, quantized
+from test_quantize import logits as model_logits
 
 from ridgeline.backends.probe import find_native
 from ridgeline.backends.reference.dense import DenseMemory, dense_inputs
@@ -16,6 +17,7 @@ from ridgeline.compress.methods import wanda
 from ridgeline.compress.recipe import Recipe
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.dtypes import FLOAT32
+from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.quality.scorer import Scorer
 from ridgeline.quant.stored import dequantize
@@ -148,3 +150,27 @@ def test_outliers_in_16_bits_leave_8_bits_to_the_others(tmp_path):
         values |= {name: inputs[name] for name in op.outputs}
     exact = logits("llm-int8", "int16")
     assert kl(values[program.result], logits("llm-int8", "int8")) < kl(values[program.result], exact) / 4
+
+
+# ---- mixed precision under a budget of KL
+
+
+def test_a_budget_of_kl_is_kept_by_as_few_matrices_of_8_bits_as_it_takes(tmp_path):
+    folder = folder_of(tmp_path / "in", CONFIGS["llama"])
+
+    def wide(name, **budget):
+        job, made = quantized(folder, tmp_path / name, method="rtn", group_size=32, **budget)
+        return sum(report.bits == 8 for report in job.reports), kl(base, model_logits(made)) / np.log(2)
+
+    base = model_logits(folder)
+    none, most = wide("none", budget_kl=100.0)
+    assert none == 0
+    some, less = wide("some", budget_kl=most / 3)
+    every, least = wide("every", budget_kl=1e-6)
+    assert 0 < some < every == 14 and least < less < most / 2
+    within, _ = wide("within", budget_kl=1e-6, mean_bits=5.5)
+    assert 0 < within < 14
+    with pytest.raises(ConfigError, match="budget_kl is for --bits 4"):
+        Recipe(bits=8, budget_kl=0.01)
+    with pytest.raises(ConfigError, match="mean_bits and budget_kl out"):
+        Recipe(method="nf4", budget_kl=0.01)

@@ -98,7 +98,7 @@ class QuantizeJob:
     def run(self, report: Callable[[Progress], None]) -> Path:
         """Write all shards and everything beside them into the partial folder, and return it."""
         weights = StreamedWeights(self._folder, self._spec, self._program, FLOAT32)
-        batches = self._windows() if self.calibrates or self._recipe.mean_bits is not None else []
+        batches = self._windows() if self.calibrates or self._recipe.mixed_bits is not None else []
         self._wide = self._begin(weights, batches)
         with torch.inference_mode():
             self._quantize(weights, Flow(self._program, batches if self.calibrates else []), report)
@@ -174,7 +174,7 @@ class QuantizeJob:
                 raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
             return frozenset(state["wide"])
         wide = frozenset[str]()
-        if self._recipe.mean_bits is not None:
+        if self._recipe.mixed_bits is not None:
             dtype = TORCH_DTYPES[self._dtype]
             wide = wide_matrices(
                 self._program,
@@ -182,7 +182,8 @@ class QuantizeJob:
                 batches,
                 self._together(),
                 (Grid(self._form, dtype), Grid(INT8, dtype)),
-                self._recipe.mean_bits,
+                self._recipe.mixed_bits,
+                self._recipe.budget_kl or 0.0,
                 self._recipe.seed,
             )
         self.partial.mkdir(parents=True, exist_ok=True)
