@@ -7,7 +7,7 @@ from test_quantize import CONFIGS, folder_of, kl, quantized
 from test_quantize import logits as model_logits
 
 from ridgeline.backends.probe import find_native
-from ridgeline.backends.reference.dense import DenseMemory, dense_inputs
+from ridgeline.backends.reference.dense import DenseMemory, dense_inputs, dense_logits
 from ridgeline.backends.reference.interpreter import compute
 from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.compress import methods
@@ -150,6 +150,27 @@ def test_outliers_in_16_bits_leave_8_bits_to_the_others(tmp_path):
         values |= {name: inputs[name] for name in op.outputs}
     exact = logits("llm-int8", "int16")
     assert kl(values[program.result], logits("llm-int8", "int8")) < kl(values[program.result], exact) / 4
+
+
+def test_llm_int8_by_the_library(tmp_path):
+    """Its integers and scales are the folder's, which is ours but for the names of outliers; so are its logits."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed, which transformers needs for it")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = folder_of(tmp_path / "in", CONFIGS["llama"], change=with_outliers)
+    _, made = quantized(folder, tmp_path / "out", method="llm-int8")
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
+    assert model.is_loaded_in_8bit
+    spec = read_spec(made.config)
+    found = load_weights(made, spec, lower(spec), FLOAT32)
+    theirs = model.model.layers[1].mlp.up_proj.weight
+    scale_N1 = theirs.SCB[:, None].numpy() / np.float32(127)
+    np.testing.assert_array_equal(theirs.data.numpy() * scale_N1, found["layers.1.ffn.up.weight"])
+    ids = torch.tensor([made.tokenizer().encode("def f(x):\n    return [x * 3 for _ in range(9)]\n" * 3)[:64]])
+    with torch.inference_mode():
+        logits_TV = model(ids).logits[0].float()
+    program = lower(spec)
+    assert kl(dense_logits(program, as_tensors(found), ids)[0], logits_TV) < 0.01
 
 
 # ---- mixed precision under a budget of KL
