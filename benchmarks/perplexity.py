@@ -126,7 +126,7 @@ def quantized(arguments: argparse.Namespace, into: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The base's logits, computed once for all formats and kept on disk."""
+    """The base's logits, computed once for all formats and stored on disk."""
 
     base: Scorer
     folder: Path

@@ -99,8 +99,8 @@ def serve(
 def _numbers(config: EngineConfig) -> dict[str, str | int | bool]:
     """Return the options that change numbers, but for those of keys and values."""
     asked = {row.name: getattr(getattr(config, row.part), row.field) for row in table(EngineConfig) if row.part}
-    kept = {name: value for name, value in asked.items() if name == "dtype" or name.startswith("quantize")}
-    return {name: value for name, value in kept.items() if value is not None}
+    shared = {name: value for name, value in asked.items() if name == "dtype" or name.startswith("quantize")}
+    return {name: value for name, value in shared.items() if value is not None}
 
 
 def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.socket, uds: str | None) -> NoReturn:

@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct):
 
 
 def compared(sample: Sample) -> Verdict:
-    """Score a sample."""
+    """Return what a sample says of rounding keys and values."""
     token_ids = sample.token_ids
     exact_TV, rounded_TV = (_end(sample, kv_dtype) for kv_dtype in ("auto", sample.kv_dtype))
     next_T = np.array(token_ids[len(token_ids) - len(exact_TV) + 1 :])

@@ -80,8 +80,8 @@ class StoredFormat:
         number = f"int{self.bits}" if self.code == "uniform" else name
         groups = f" in groups of {self.group}" if self.group else ""
         zeros = {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
-        kept = f", {self.outliers} inputs in 16 bits" if self.outliers else ""
-        return number + groups + zeros + (kept or (" and an order of inputs" if self.order else ""))
+        finer = f", {self.outliers} inputs in 16 bits" if self.outliers else ""
+        return number + groups + zeros + (finer or (" and an order of inputs" if self.order else ""))
 
 
 @dataclass(frozen=True, slots=True)
