@@ -22,7 +22,7 @@ MODELS = {"python-9m": "python-9m", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2-135M-
 INT4 = "int4"
 # Which format of `benchmarks.decode_stream` steps of a row take as long as; inputs of 16 bits at batch 1 too.
 SPEEDS = {
-    **dict.fromkeys(("rtn", "gptq", "awq", "int4 g128", "int4 g128, plain embeddings"), INT4),
+    **dict.fromkeys(("rtn", "gptq", "awq", "int4 g128"), INT4),
     **dict.fromkeys(("int8", "int8 W8A8", "smoothquant", "gptq-8-bits"), "int8 int8-inputs"),
     **{name: name for name in ("llm-int8", "fp8", "nf4", "mxfp4", "nvfp4")},
     "Q4_K_M.gguf": "Q4_K.gguf",
@@ -81,7 +81,8 @@ def table(model: str) -> str:
     for row in rows(model):
         figures = row.values["comparison"]
         above, top1 = figures["bits_per_byte_above_base"], figures["top1_agreement"]
-        speed = fast.get(SPEEDS.get(row.name.removesuffix(" inputs 8"), ""))
+        matrices = row.name.replace(" inputs 8", "").removesuffix(", plain embeddings")
+        speed = fast.get(SPEEDS.get(matrices, ""))
         cells = (
             row.name.replace(" inputs 8", ", inputs of 8 bits"),
             f"{row.values['bits']:.2f}",
