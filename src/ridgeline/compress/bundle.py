@@ -94,7 +94,7 @@ def train_bundled(
         fills_masks=spec.diffusion is not None,
         starts_from=preset.starts_from,
         training_s=training_s,
-        device=f"{torch.get_num_threads()} CPU threads",
+        device=f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else str(device),
     )
     write_card(out, facts)
     return facts
