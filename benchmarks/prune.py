@@ -1,7 +1,7 @@
 """Half of a model: pruned, pruned and distilled, and trained from scratch on the same tokens, and on three times them.
 
 usage: python -m benchmarks.prune [--model python-9m] [--params 4500000] [--tokens 65536] [--axes width depth both]
-                                  [--minutes 20] [--folders FOLDER] [--train-on cuda] [--out FOLDER]
+                                  [--times 1 3] [--minutes 20] [--folders FOLDER] [--train-on cuda] [--out FOLDER]
 
 For each of the axes the model is pruned as `ridgeline prune` does it and distilled as `ridgeline distill` does it. A
 model of the same shape begins with random weights and sees the same windows of the same text in the same order, with
@@ -174,7 +174,7 @@ def measure(options: argparse.Namespace) -> PruneReport:
         with pool:
             pruned = dict(zip(options.axes, pool.map(maker.pruned, options.axes)))
             making = [pool.submit(maker.distilled, axes) for axes in options.axes]
-            orders = [(axes, times) for times in (1, 3) for axes in reversed(options.axes)]
+            orders = [(axes, times) for times in options.times for axes in reversed(options.axes)]
             trained = [pool.submit(maker.from_scratch, *order) for order in orders]
             distilled = {arm.axes: arm for arm in (each.result() for each in making)}
             scratch = [arm for arm in (each.result() for each in trained) if arm is not None]
@@ -220,11 +220,14 @@ def main() -> None:
     parser.add_argument("--params", type=int, default=4_500_000, help="of the pruned models, at most")
     parser.add_argument("--axes", nargs="+", choices=("width", "depth", "both"), default=["width", "depth", "both"])
     parser.add_argument("--tokens", type=int, default=65_536, help="to train on")
+    parser.add_argument("--times", type=int, nargs="*", default=[1, 3], help="the tokens, from scratch; none: nothing")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="of a training step")
     parser.add_argument("--rate", type=float, default=3e-3, help="of distillation")
     parser.add_argument("--samples", type=int, default=32, help="windows that importance is of")
     parser.add_argument("--eval-tokens", type=int, default=None, help="of the held-out text, at most; default: all")
-    parser.add_argument("--folders", type=Path, default=None, help="where models are kept; those there stay as they are")
+    parser.add_argument(
+        "--folders", type=Path, default=None, help="where models are kept; those there stay as they are"
+    )
     parser.add_argument("--train-on", default="cpu", help="device, as torch names it")
     parser.add_argument("--minutes", type=float, default=20, help="after which no run from scratch begins")
     options = parser.parse_args()

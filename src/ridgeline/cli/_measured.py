@@ -1,7 +1,7 @@
 """Measure a folder that a command made beside the model that it was made of, and keep what was found in it."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,14 +38,16 @@ DeviceOption = Annotated[str, typer.Option(help="Where it is trained, as torch n
 
 
 @contextmanager
-def training_on(device: str) -> Iterator[None]:
+def training_on(device: str) -> Generator[None]:
     """Let torch keep new tensors on a device. Raises ConfigError where there is none such."""
     import torch
 
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {device} is not one that torch computes on here: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"--device {device} is not one that torch computes on here: {str(error).splitlines()[0]}"
+        ) from error
     with torch.device(device):
         yield
 
