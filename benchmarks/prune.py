@@ -6,7 +6,7 @@ usage: python -m benchmarks.prune [--model python-9m] [--params 4500000] [--toke
 For each of the axes the model is pruned as `ridgeline prune` does it and distilled as `ridgeline distill` does it. A
 model of the same shape begins with random weights and sees the same windows of the same text in the same order, with
 the rates of the bundled models; another one sees three times as many. What is not begun within --minutes is left out.
-With --folders models are kept, and those that stand there are measured as they are: trained elsewhere, on a GPU.
+With --folders models stay, and those that stand there are measured as they are: trained elsewhere, on a GPU.
 Quality is held-out bits per byte, in pairs of documents. Nothing here is a timing, so a busy machine does not matter.
 """
 
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="windows that importance is of")
     parser.add_argument("--eval-tokens", type=int, default=None, help="of the held-out text, at most; default: all")
     parser.add_argument(
-        "--folders", type=Path, default=None, help="where models are kept; those there stay as they are"
+        "--folders", type=Path, default=None, help="where models stay; those that are there are measured"
     )
     parser.add_argument("--train-on", default="cpu", help="device, as torch names it")
     parser.add_argument("--minutes", type=float, default=20, help="after which no run from scratch begins")
