@@ -11,7 +11,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 `native/bind/step.cpp` reads the same words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -246,6 +246,9 @@ class Executable(Protocol):
         ...
 
 
+Settle = Callable[[IntArray, Array], None]  # of a step's tokens and its logits
+
+
 @runtime_checkable
 class Overlapping(Executable, Protocol):
     """An Executable that computes a step while the calling thread does something else."""
@@ -259,11 +262,11 @@ class Overlapping(Executable, Protocol):
         """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
         ...
 
-    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+    def follow(self, step: StepBatch, *, timed: bool = False, settle: Settle | None = None) -> bool:
         """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
-        logits of both are in use until it is finished.
+        logits of both are in use until it is finished. `settle` may change the tokens of the other before that.
         """
         ...
 

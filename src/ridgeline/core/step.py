@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +160,14 @@ class Trial(NamedTuple):
     joint: bool = False
 
 
+class Judge(Protocol):
+    """Looks at tokens of a row whose mask allows all, in place of what it would take to find out the mask."""
+
+    def settle(self, token_id: int, logits_V: npt.NDArray[np.float32]) -> int:
+        """Return the token of the largest logit, or where that is not allowed, of the largest that is."""
+        ...
+
+
 class SampleRow(NamedTuple):
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
@@ -167,7 +175,7 @@ class SampleRow(NamedTuple):
     `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
     With a `trial` the token is that one or another, by the rules of `decoding/rejection.py`; with `typical` it is the
     first of these that is likely enough, which samples from another distribution. `tells_weights`: the outcome says
-    what it is from.
+    what it is from. A `judge` has the last word on the token.
     """
 
     seq_id: int
@@ -183,6 +191,7 @@ class SampleRow(NamedTuple):
     trial: Trial | None = None
     tells_weights: bool = False
     typical: Sequence[int] = ()
+    judge: Judge | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from ridgeline.backends.step import SamplingMetadata, StepOutput, Trials
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
+from ridgeline.core.step import IntArray, Judge, Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
@@ -28,7 +29,7 @@ _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
-_BARE = ((), (), (), None, None, False, ())  # what a row has behind `prompt_ids` where its parameters say it all
+_BARE = ((), (), (), None, None, False, (), None)  # what a row has behind `prompt_ids` where its parameters say it all
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class _InStep:
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
     masks: list[Mask]  # of the plain rows that have one
+    judged: "list[Judged]"
     drafted: list[list[int]]  # the plain rows with a trial, in groups that are verified together
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
@@ -83,7 +85,9 @@ class Sampler:
         masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
         drafted = _together(rows, [i for i in plain if rows[i].trial is not None])
-        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, drafted)
+        judges = [(at, rows[i].row, rows[i].judge) for at, i in enumerate(plain)]
+        judged = [Judged(at, row, judge) for at, row, judge in judges if judge is not None]
+        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, judged, drafted)
         self._last = self._recent[len(rows)] = _InStep(rows, *of_rows)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
@@ -93,6 +97,11 @@ class Sampler:
         """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
         if self._last is not None and self._last.masks:
             np.concatenate(self._last.masks, out=sampling.masks_MW.reshape(-1))
+
+    @property
+    def judged(self) -> "Sequence[Judged]":
+        """What judges the tokens that the backend samples of the rows whose metadata were asked for last."""
+        return () if self._last is None else self._last.judged
 
     def trials(self) -> Trials | None:
         """Return the drafted tokens of the rows whose metadata were asked for last, where the backend verifies some."""
@@ -133,6 +142,9 @@ class Sampler:
                 token_ids[i] = token_id
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
+        for i in pending:
+            if (judge := rows[i].judge) is not None:
+                token_ids[i] = judge.settle(token_ids[i], np.asarray(output.logits_RV[rows[i].row]))
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         decided = enumerate(zip(rows, token_ids))
         sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]
@@ -231,6 +243,20 @@ class Sampler:
             else:
                 columns.append(random_sample(logits_SC, words))
         return xp.concat(columns), xp.concat(finite)
+
+
+class Judged(NamedTuple):
+    """A token that a backend samples, by its place, with its row of logits and what judges it."""
+
+    at: int
+    row: int
+    judge: Judge
+
+
+def settle(judged: Sequence[Judged], token_ids: IntArray, logits_RV: Array) -> None:
+    """Let the tokens of a step be judged, and write those that others take the place of."""
+    for at, row, judge in judged:
+        token_ids[at] = judge.settle(int(token_ids[at]), logits_RV[row])
 
 
 def _sampled(seq_id: int, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:

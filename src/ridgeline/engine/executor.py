@@ -7,6 +7,7 @@ something else; other executors put a device, a process or a gang of machines be
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
 from ridgeline.core.step import PENDING, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.decoding.sampling import Sampler
+from ridgeline.decoding.sampling import Judged, Sampler, settle
 from ridgeline.engine.batch import BatchBuilder
 
 
@@ -126,6 +127,7 @@ class InlineExecutor:
                 output, ops = self._executable.timed(batch)
             else:
                 output = self._executable.run(batch, plan.features_TW)
+            self._settle(self._sampler.judged, output)
             return self._sampled(plan, output, ops, built_s - start_s, built_s)
         except Exception:
             self._forget()
@@ -156,6 +158,10 @@ class InlineExecutor:
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
         batch, trials = self._batches.build(plan, sampling), self._sampler.trials()
         return batch if trials is None else replace(batch, trials=trials)
+
+    def _settle(self, judged: Sequence[Judged], output: StepOutput) -> None:
+        if judged and output.sampled_token_ids is not None:
+            settle(judged, output.sampled_token_ids, output.logits_RV)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
@@ -210,10 +216,12 @@ class OverlappedExecutor(InlineExecutor):
         try:
             if self._started is None:  # it failed to start, or a step before it failed
                 self._started = self._start(plan)
-            (batch, batch_s, built_s, follows), self._started = self._started, None
+            (batch, batch_s, built_s, follows, judged), self._started = self._started, None
             following, self._following = self._following, None
             self._sampler.write_masks(batch.sampling)
             output, ops, goes_on = self._overlapping.finish()
+            if following is None:
+                self._settle(judged, output)
             if goes_on and following is not None:
                 self._started = following._replace(began_s=self._clock())
             result = self._sampled(plan, output, ops, batch_s, built_s, follows)
@@ -245,7 +253,7 @@ class OverlappedExecutor(InlineExecutor):
         batch = self._built(plan)
         built_s = self._clock()
         self._overlapping.start(batch, timed=self._times_ops)
-        return _Started(batch, built_s - start_s, built_s)
+        return _Started(batch, built_s - start_s, built_s, judged=self._sampler.judged)
 
     def _follow(self, plan: StepPlan) -> None:
         """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
@@ -255,8 +263,10 @@ class OverlappedExecutor(InlineExecutor):
             start_s = self._clock()
             batch = super()._built(plan)
             batch_s = self._clock() - start_s
-            if self._overlapping.follow(batch, timed=self._times_ops):
-                self._following = _Started(batch, batch_s, follows=True)
+            judged = () if self._started is None else self._started.judged
+            judging = partial(settle, judged) if judged else None
+            if self._overlapping.follow(batch, timed=self._times_ops, settle=judging):
+                self._following = _Started(batch, batch_s, follows=True, judged=self._sampler.judged)
         except Exception:
             self._forget()
 
@@ -277,6 +287,7 @@ class _Started(NamedTuple):
     batch_s: float
     began_s: float = 0.0
     follows: bool = False
+    judged: Sequence[Judged] = ()
 
 
 def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
-from ridgeline.backends.step import Chained, ChainEnds, IntArray, StepBatch, StepOutput
+from ridgeline.backends.step import Chained, ChainEnds, IntArray, Settle, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
@@ -156,13 +157,16 @@ class NativeExecutable:
         self._started = started = self._laid(step, timed)
         self._tape.start(step.block, *started[1:], step.trials)
 
-    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+    def follow(self, step: StepBatch, *, timed: bool = False, settle: Settle | None = None) -> bool:
         """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
         if self._taps or self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
         self._following = following = self._laid(step, timed)
-        self._tape.follow(step.block, *following[1:])
+        if settle is not None and self._started is not None:
+            _, logits, sampled_token_ids, _ = self._started
+            settle = partial(settle, sampled_token_ids, logits[:, : self._program.vocab_size])
+        self._tape.follow(step.block, *following[1:], settle)
         return True
 
     def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
