@@ -310,6 +310,11 @@ class Tape:
         Finishes the step that was started; returns what `run` does, and whether one that follows was started.
         """
 
+    def likeliest(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), writable=False)]:
+        """
+        The tokens of the largest logits of the last step's rows to sample, where a greedy one's mask allows all; else -1.
+        """
+
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 
     @property

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.decoding.judging import settled
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.text.grammar import GrammarState
 
@@ -173,11 +174,12 @@ def test_what_is_judged_is_what_a_mask_says_at_every_token(engines):
             possible = [token_id for token_id in range(len(allowed_V)) if masked.fitting([token_id])]
             for token_id in [*rng.integers(0, len(allowed_V), 9), *rng.permutation(inside)[:20], *possible[:20]]:
                 logits_V = rng.standard_normal(len(allowed_V)).astype(np.float32)
+                logits_V[token_id] = 99.0
                 state = grammar.start(guesses=True)
                 assert not any(map(state.accept, known))
                 state.prepare()
                 expected = token_id if allowed_V[token_id] else np.where(allowed_V, logits_V, -np.inf).argmax()
-                assert state.settle(int(token_id), logits_V) == expected
+                assert settled(state, int(token_id), logits_V) == expected
             known.append(int(rng.choice(inside)))
             if masked.accept(known[-1]):
                 break
@@ -189,6 +191,6 @@ def test_a_grammar_that_gives_up_as_a_token_is_judged_says_so_when_it_takes_the_
     state, error = grammar.start(guesses=True), RequestError("the grammar gave up, make it simpler: too big")
     monkeypatch.setattr(state, "mask", lambda: (_ for _ in ()).throw(error))
     state.prepare()
-    assert state.settle(5, np.zeros(64, np.float32)) == 5
+    assert state.settle([5]) == 5
     with pytest.raises(RequestError, match="too big"):
         state.accept(5)

@@ -85,6 +85,15 @@ static inline bool write_allowed(const float* x, int64_t n, const uint64_t* mask
   return !(any(bad) || rest_bad);
 }
 
+// Whether a mask allows all of n tokens.
+static inline bool allows_all(const uint64_t* mask, int64_t mask_words, int64_t n) {
+  const int64_t num_words = (n + 63) / 64;
+  if (mask_words < num_words) return false;
+  uint64_t common = ~(uint64_t)0;
+  for (int64_t i = 0; i < num_words; i++) common &= mask[i];
+  return !~common;
+}
+
 // What `scan_row` finds of them, a part at a time: they are nowhere written as a whole, nor where all are allowed.
 static inline Scan scan_allowed(const float* x, int64_t n, const uint64_t* mask, int64_t mask_words) {
   constexpr int64_t kPart = 16 * kScanBlock;
@@ -94,10 +103,8 @@ static inline Scan scan_allowed(const float* x, int64_t n, const uint64_t* mask,
   for (int64_t begin = 0; begin < n; begin += kPart) {
     const int64_t count = begin + kPart < n ? kPart : n - begin;
     const uint64_t* const words = mask + begin / 64;
-    const int64_t num_words = (count + 63) / 64, words_left = mask_words - begin / 64;
-    uint64_t common = words_left < num_words ? 0 : ~(uint64_t)0;
-    for (int64_t i = 0; i < num_words && i < words_left; i++) common &= words[i];
-    const bool all = !~common;
+    const int64_t words_left = mask_words - begin / 64;
+    const bool all = allows_all(words, words_left, count);
     if (!all && !write_allowed(x + begin, count, words, words_left, part)) return {false, 0, 0};
     const Scan scan = scan_row(all ? x + begin : part, count, nullptr);
     if (!scan.finite && scan.maximum > -kInfinity) return scan;  // NaN or +inf

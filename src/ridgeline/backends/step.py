@@ -218,6 +218,7 @@ class StepOutput(NamedTuple):
 
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
     sampled_token_ids: IntArray | None = None
+    likeliest_DK: IntArray | None = None  # of greedy rows whose masks allow all, the tokens of the largest logits
     taps: Sequence[Array] = ()  # the program's, float32 [T, H] each, good as long as the logits
 
 
@@ -246,7 +247,7 @@ class Executable(Protocol):
         ...
 
 
-Settle = Callable[[IntArray, Array], None]  # of a step's tokens and its logits
+Settle = Callable[[StepOutput], None]
 
 
 @runtime_checkable
@@ -266,7 +267,7 @@ class Overlapping(Executable, Protocol):
         """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
-        logits of both are in use until it is finished. `settle` may change the tokens of the other before that.
+        logits of both are in use until it is finished. `settle` may change the other's tokens before that.
         """
         ...
 

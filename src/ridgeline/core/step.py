@@ -8,7 +8,7 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from ridgeline.core.params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 PENDING = -1  # in a span, the token that a step in flight samples
+NO_TOKEN = -1  # what is sampled from logits that are not finite
 Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint64]  # of tokens: bit i % 64 of word i // 64 is token i
 
@@ -163,8 +164,10 @@ class Trial(NamedTuple):
 class Judge(Protocol):
     """Looks at tokens of a row whose mask allows all, in place of what it would take to find out the mask."""
 
-    def settle(self, token_id: int, logits_V: npt.NDArray[np.float32]) -> int:
-        """Return the token of the largest logit, or where that is not allowed, of the largest that is."""
+    allowed: Mask
+
+    def settle(self, likeliest: Iterable[int]) -> int | None:
+        """Return the first of the tokens that is allowed; None where none is: `allowed` is the mask then."""
         ...
 
 

@@ -18,7 +18,8 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
 from ridgeline.core.step import PENDING, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.decoding.sampling import Judged, Sampler, settle
+from ridgeline.decoding.judging import Judged, settle
+from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 
 
@@ -127,7 +128,7 @@ class InlineExecutor:
                 output, ops = self._executable.timed(batch)
             else:
                 output = self._executable.run(batch, plan.features_TW)
-            self._settle(self._sampler.judged, output)
+            settle(self._sampler.judged, output)
             return self._sampled(plan, output, ops, built_s - start_s, built_s)
         except Exception:
             self._forget()
@@ -158,10 +159,6 @@ class InlineExecutor:
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
         batch, trials = self._batches.build(plan, sampling), self._sampler.trials()
         return batch if trials is None else replace(batch, trials=trials)
-
-    def _settle(self, judged: Sequence[Judged], output: StepOutput) -> None:
-        if judged and output.sampled_token_ids is not None:
-            settle(judged, output.sampled_token_ids, output.logits_RV)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
@@ -221,7 +218,7 @@ class OverlappedExecutor(InlineExecutor):
             self._sampler.write_masks(batch.sampling)
             output, ops, goes_on = self._overlapping.finish()
             if following is None:
-                self._settle(judged, output)
+                settle(judged, output)
             if goes_on and following is not None:
                 self._started = following._replace(began_s=self._clock())
             result = self._sampled(plan, output, ops, batch_s, built_s, follows)

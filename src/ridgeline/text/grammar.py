@@ -8,13 +8,13 @@ tokens). Must not import torch.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.params import StructuredOutputsParams
@@ -60,25 +60,26 @@ class GrammarState:
         else:
             self.mask()
 
-    def settle(self, token_id: int, logits_V: npt.NDArray[np.float32]) -> int:
-        """Return a token sampled behind `prepare`, or where the grammar forbids it, what the mask leaves (`Judge`)."""
-        if not self.guesses or self._is_current or token_id < 0:
+    def settle(self, likeliest: Iterable[int]) -> int | None:
+        """Return the first of the tokens that may follow, behind `prepare`; None where none may: see `Judge`."""
+        tokens = iter(likeliest)
+        token_id = next(tokens)
+        if not self.guesses or self._is_current:
             return token_id
         try:
             # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
-            if self._matcher.validate_tokens([token_id]) and not self._matcher.compute_ff_tokens():
-                self._num_missed = 0
-                return token_id
-            mask = self.mask()
+            if not self._matcher.compute_ff_tokens():
+                for each in chain((token_id,), tokens):
+                    if self._matcher.validate_tokens([each]):
+                        self._num_missed = 0
+                        return each
+            self.mask()
         except Exception as error:  # for `accept` to raise: here, it would end the whole step
             self._error = error
             return token_id
         self._num_missed += 1
         self._num_masked = min(1 << self._num_missed, MAX_MASKED)
-        fits_V = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
-        logits_V = np.where(fits_V, logits_V[: len(fits_V)], -np.inf)
-        likeliest = int(logits_V.argmax())
-        return likeliest if logits_V[likeliest] > -np.inf else -1
+        return None
 
     def mask(self) -> Mask:
         """Return `allowed`, written anew: which tokens may follow the known ones. Raises RequestError."""

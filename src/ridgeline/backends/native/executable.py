@@ -163,10 +163,10 @@ class NativeExecutable:
             return False
         self._logits.reverse()
         self._following = following = self._laid(step, timed)
+        judging = None
         if settle is not None and self._started is not None:
-            _, logits, sampled_token_ids, _ = self._started
-            settle = partial(settle, sampled_token_ids, logits[:, : self._program.vocab_size])
-        self._tape.follow(step.block, *following[1:], settle)
+            judging = partial(self._settle, settle, *self._started[:3])
+        self._tape.follow(step.block, *following[1:], judging)
         return True
 
     def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
@@ -233,7 +233,11 @@ class NativeExecutable:
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, taps)
+        likeliest_DK = self._tape.likeliest() if len(step.sampling.masks_MW) else None
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps)
+
+    def _settle(self, settle: Settle, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> None:
+        settle(self._output(step, logits, sampled_token_ids))
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of an earlier step where it has as many rows."""

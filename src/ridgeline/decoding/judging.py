@@ -1,0 +1,53 @@
+"""Greedy tokens are looked at by a grammar once they are sampled, which takes less than to find out its mask before.
+
+It is asked about the likeliest token, then about the next ones, and only where it allows none of these for its mask.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.backends.step import StepOutput
+from ridgeline.core.arrays import Array
+from ridgeline.core.step import NO_TOKEN, Judge
+from ridgeline.decoding.largest import largest
+
+_NUM_LIKELIEST = 16  # tokens that a grammar is asked about before its mask
+
+
+class Judged(NamedTuple):
+    """A token that a backend samples, by its place, with its row of logits and what judges it."""
+
+    at: int
+    row: int
+    judge: Judge
+
+
+def settle(judged: Sequence[Judged], output: StepOutput) -> None:
+    """Let the tokens of a step be judged, and write those that others take the place of."""
+    token_ids, likeliest_DK = output.sampled_token_ids, output.likeliest_DK
+    if token_ids is None or not judged:
+        return
+    for at, row, judge in judged:
+        known = () if likeliest_DK is None else likeliest_DK[at].tolist()
+        token_ids[at] = settled(judge, int(token_ids[at]), output.logits_RV[row], known)
+
+
+def settled(judge: Judge, token_id: int, logits_V: Array, known: Sequence[int] = ()) -> int:
+    """Return the allowed token of the largest logit, where `token_id` is that of the largest of all; `known` are those
+    of the largest ones, if any are known, in order."""
+    if token_id == NO_TOKEN:
+        return token_id
+    if (found := judge.settle(_likeliest(token_id, logits_V, known))) is not None:
+        return found
+    fits_V = np.unpackbits(judge.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
+    logits_V = np.where(fits_V, logits_V[: len(fits_V)], -math.inf)
+    found = int(logits_V.argmax())
+    return found if logits_V[found] > -math.inf else NO_TOKEN
+
+
+def _likeliest(token_id: int, logits_V: Array, known: Sequence[int]) -> Iterator[int]:
+    yield token_id
+    yield from (known if known and known[0] == token_id else largest(logits_V, _NUM_LIKELIEST)[1].tolist())[1:]
