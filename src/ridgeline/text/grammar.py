@@ -71,6 +71,7 @@ class GrammarState:
             if not self._matcher.compute_ff_tokens():
                 for each in chain((token_id,), tokens):
                     if self._matcher.validate_tokens([each]):
+                        self._require_sound()
                         self._num_missed = 0
                         return each
             self.mask()
