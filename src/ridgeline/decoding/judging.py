@@ -11,7 +11,7 @@ import numpy as np
 
 from ridgeline.backends.step import StepOutput
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import NO_TOKEN, Judge
+from ridgeline.core.step import NO_TOKEN, IntArray, Judge
 from ridgeline.decoding.largest import largest
 
 _NUM_LIKELIEST = 16  # tokens that a grammar is asked about before its mask
@@ -31,16 +31,16 @@ def settle(judged: Sequence[Judged], output: StepOutput) -> None:
     if token_ids is None or not judged:
         return
     for at, row, judge in judged:
-        known = () if likeliest_DK is None else likeliest_DK[at].tolist()
-        token_ids[at] = settled(judge, int(token_ids[at]), output.logits_RV[row], known)
+        known_K = None if likeliest_DK is None else likeliest_DK[at]
+        token_ids[at] = settled(judge, int(token_ids[at]), output.logits_RV[row], known_K)
 
 
-def settled(judge: Judge, token_id: int, logits_V: Array, known: Sequence[int] = ()) -> int:
-    """Return the allowed token of the largest logit, where `token_id` is that of the largest of all; `known` are those
-    of the largest ones, if any are known, in order."""
+def settled(judge: Judge, token_id: int, logits_V: Array, known_K: IntArray | None = None) -> int:
+    """Return the allowed token of the largest logit, where `token_id` is that of the largest of all; `known_K` are
+    those of the largest ones, in order, where it begins with that."""
     if token_id == NO_TOKEN:
         return token_id
-    if (found := judge.settle(_likeliest(token_id, logits_V, known))) is not None:
+    if (found := judge.settle(_likeliest(token_id, logits_V, known_K))) is not None:
         return found
     fits_V = np.unpackbits(judge.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
     logits_V = np.where(fits_V, logits_V[: len(fits_V)], -math.inf)
@@ -48,6 +48,9 @@ def settled(judge: Judge, token_id: int, logits_V: Array, known: Sequence[int] =
     return found if logits_V[found] > -math.inf else NO_TOKEN
 
 
-def _likeliest(token_id: int, logits_V: Array, known: Sequence[int]) -> Iterator[int]:
+def _likeliest(token_id: int, logits_V: Array, known_K: IntArray | None) -> Iterator[int]:
     yield token_id
-    yield from (known if known and known[0] == token_id else largest(logits_V, _NUM_LIKELIEST)[1].tolist())[1:]
+    if known_K is not None and known_K[0] == token_id:
+        yield from known_K[1:].tolist()
+    else:
+        yield from largest(logits_V, _NUM_LIKELIEST)[1][1:].tolist()
