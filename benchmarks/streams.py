@@ -106,6 +106,7 @@ class StreamsReport(Report):
     num_tokens: int
     runs: list[Run]
     profile: dict[str, dict[str, dict[str, float]]]
+    send_us: float  # of processor time, the system's alone, for an event to one of many sockets
 
 
 def alone(python: str, model: str, num_streams: int, num_tokens: int) -> tuple[float, float]:
@@ -199,6 +200,26 @@ def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> d
     }
 
 
+def send_us(num_sockets: int, num_rounds: int = 200) -> float:
+    """Return the processor time of a write of as many bytes as an event has, to each of many connections in turn."""
+    piece, taken_s = b"x" * 230, []
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=num_sockets))
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        for _ in range(num_sockets):
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            pairs.append((client, stack.enter_context(listener.accept()[0])))
+            pairs[-1][1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(num_rounds):
+            began_s = time.thread_time()
+            for _, server in pairs:
+                server.send(piece)
+            taken_s.append(time.thread_time() - began_s)
+            for client, _ in pairs:
+                client.recv(len(piece))
+    return statistics.median(taken_s) / num_sockets * 1e6
+
+
 def area_of(frames: list[str]) -> tuple[str, str] | None:
     """Return the process and the area of a stack, None for a thread that waits, for work or for the core."""
     process = "engine" if any(ENGINE in frame for frame in frames) else "server"
@@ -262,7 +283,8 @@ def measure(options: argparse.Namespace, builds: dict[str, str]) -> StreamsRepor
                         "engine": statistics.median(run.engine_cpu_us for run in own),
                     }
                     profile[build] = profiled(options.profile, server, num_streams, options.tokens, cpu_us)
-    return StreamsReport(name="streams", model=options.model, num_tokens=options.tokens, runs=runs, profile=profile)
+    sizes = {"model": options.model, "num_tokens": options.tokens, "send_us": send_us(options.streams[0])}
+    return StreamsReport(name="streams", runs=runs, profile=profile, **sizes)
 
 
 def show(run: Run) -> None:
@@ -288,6 +310,7 @@ def main() -> None:
     builds = {"other": options.other} if options.other else {}
     builds["this"] = sys.executable
     report = measure(options, builds)
+    print(f"a write to a socket takes the system {report.send_us:.2f} us")
     for build, processes in report.profile.items():
         for process, areas in processes.items():
             print(f"{build}, {process}: {sum(areas.values()):.1f} us of processor time a token")
