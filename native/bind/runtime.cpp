@@ -197,10 +197,10 @@ class TapeBuilder {
   }
 
   void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-              std::optional<Array<double, 1>> seconds, std::optional<nb::callable> settle) {
+              std::optional<Array<double, 1>> seconds, std::optional<nb::callable> check) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data(), settle});
+    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data(), check});
   }
 
   // Returns what `run` does, of the step that was started, and whether the one that follows it was.
@@ -235,11 +235,11 @@ class TapeBuilder {
     std::optional<Array<double, 1>> seconds;
     std::optional<Trials> trials;
   };
-  // One that goes on from its tokens, which are written into its block once `settle` has looked at them.
+  // One that goes on from its tokens, which are written into its block once `check` has looked at them.
   struct Following {
     Started step;
     int64_t* block;
-    std::optional<nb::callable> settle;
+    std::optional<nb::callable> check;
   };
 
   std::unique_lock<std::mutex> take_turn() {
@@ -279,10 +279,10 @@ class TapeBuilder {
       const WithoutGil unlocked;
       tape_.finish();
       highest = results(started_->sampled);
-      if (next && !next->settle) goes_on = start_following(*next);
+      if (next && !next->check) goes_on = start_following(*next);
     }
-    if (next && next->settle) {
-      (*next->settle)();
+    if (next && next->check) {
+      (*next->check)();
       const WithoutGil unlocked;
       goes_on = start_following(*next);
     }
@@ -375,8 +375,8 @@ void bind_runtime(nb::module_& module) {
       .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
            "trials"_a.none() = nb::none(), "Runs the step on the pool's other threads; its memory is in use until `finish`.")
       .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
-           "seconds"_a.none() = nb::none(), "settle"_a.none() = nb::none(),
-           "Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `settle`, "
+           "seconds"_a.none() = nb::none(), "check"_a.none() = nb::none(),
+           "Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, "
            "which must not raise, may have changed.")
       .def("finish", &TapeBuilder::finish,
            "Finishes the step that was started; returns what `run` does, and whether one that follows was started.")

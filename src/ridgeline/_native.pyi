@@ -300,9 +300,9 @@ class Tape:
         Runs the step on the pool's other threads; its memory is in use until `finish`.
         """
 
-    def follow(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, settle: Callable[[], object] | None = None) -> None:
+    def follow(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, check: Callable[[], object] | None = None) -> None:
         """
-        Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `settle`, which must not raise, may have changed.
+        Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, which must not raise, may have changed.
         """
 
     def finish(self) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
-from ridgeline.decoding.judging import settled
+from ridgeline.decoding.checking import checked_token
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.text.grammar import GrammarState
 
@@ -162,7 +162,7 @@ def test_the_likeliest_token_is_looked_at_instead_of_a_mask_and_the_outcome_is_t
             assert counts["masks"] <= 2 * len(PROMPTS)
 
 
-def test_what_is_judged_is_what_a_mask_says_at_every_token(engines):
+def test_what_is_checked_is_what_a_mask_says_at_every_token(engines):
     """Also where a grammar forces what comes, and one of its spellings alone is allowed."""
     rng = np.random.default_rng(1)
     compiler = engines[0].engine.intake._grammars
@@ -179,18 +179,18 @@ def test_what_is_judged_is_what_a_mask_says_at_every_token(engines):
                 assert not any(map(state.accept, known))
                 state.prepare()
                 expected = token_id if allowed_V[token_id] else np.where(allowed_V, logits_V, -np.inf).argmax()
-                assert settled(state, int(token_id), logits_V) == expected
+                assert checked_token(state, int(token_id), logits_V) == expected
             known.append(int(rng.choice(inside)))
             if masked.accept(known[-1]):
                 break
 
 
-def test_a_grammar_that_gives_up_as_a_token_is_judged_says_so_when_it_takes_the_token_in(engines, monkeypatch):
-    """Judging is within a step, and an error there would end the step for all."""
+def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the_token_in(engines, monkeypatch):
+    """Checking is within a step, and an error there would end the step for all."""
     grammar = engines[0].engine.intake._grammars.compile(GRAMMARS[4])
     state, error = grammar.start(guesses=True), RequestError("the grammar gave up, make it simpler: too big")
     monkeypatch.setattr(state, "mask", lambda: (_ for _ in ()).throw(error))
     state.prepare()
-    assert state.settle([5]) == 5
+    assert state.first_allowed([5]) == 5
     with pytest.raises(RequestError, match="too big"):
         state.accept(5)

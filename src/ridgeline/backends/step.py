@@ -247,7 +247,7 @@ class Executable(Protocol):
         ...
 
 
-Settle = Callable[[StepOutput], None]
+Check = Callable[[StepOutput], None]
 
 
 @runtime_checkable
@@ -263,11 +263,11 @@ class Overlapping(Executable, Protocol):
         """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
         ...
 
-    def follow(self, step: StepBatch, *, timed: bool = False, settle: Settle | None = None) -> bool:
+    def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
         """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
-        logits of both are in use until it is finished. `settle` may change the other's tokens before that.
+        logits of both are in use until it is finished. `check` may change the other's tokens before that.
         """
         ...
 

@@ -161,12 +161,12 @@ class Trial(NamedTuple):
     joint: bool = False
 
 
-class Judge(Protocol):
+class Checker(Protocol):
     """Looks at tokens of a row whose mask allows all, in place of what it would take to find out the mask."""
 
     allowed: Mask
 
-    def settle(self, likeliest: Iterable[int]) -> int | None:
+    def first_allowed(self, likeliest: Iterable[int]) -> int | None:
         """Return the first of the tokens that is allowed; None where none is: `allowed` is the mask then."""
         ...
 
@@ -178,7 +178,7 @@ class SampleRow(NamedTuple):
     `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
     With a `trial` the token is that one or another, by the rules of `decoding/rejection.py`; with `typical` it is the
     first of these that is likely enough, which samples from another distribution. `tells_weights`: the outcome says
-    what it is from. A `judge` has the last word on the token.
+    what it is from. A `checker` has the last word on the token.
     """
 
     seq_id: int
@@ -194,7 +194,7 @@ class SampleRow(NamedTuple):
     trial: Trial | None = None
     tells_weights: bool = False
     typical: Sequence[int] = ()
-    judge: Judge | None = None
+    checker: Checker | None = None
 
 
 @dataclass(frozen=True, slots=True)

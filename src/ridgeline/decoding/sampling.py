@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, device
 from ridgeline.backends.step import SamplingMetadata, StepOutput, Trials
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import NO_TOKEN, Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
-from ridgeline.decoding.judging import Judged, settled
+from ridgeline.decoding.checking import Checked, checked_token
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
@@ -41,7 +41,7 @@ class _InStep:
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
     masks: list[Mask]  # of the plain rows that have one
-    judged: list[Judged]
+    checked: list[Checked]
     drafted: list[list[int]]  # the plain rows with a trial, in groups that are verified together
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
@@ -84,9 +84,9 @@ class Sampler:
         masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
         drafted = _together(rows, [i for i in plain if rows[i].trial is not None])
-        judges = [(at, rows[i].row, rows[i].judge) for at, i in enumerate(plain)]
-        judged = [Judged(at, row, judge) for at, row, judge in judges if judge is not None]
-        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, judged, drafted)
+        checkers = [(at, rows[i].row, rows[i].checker) for at, i in enumerate(plain)]
+        checked = [Checked(at, row, checker) for at, row, checker in checkers if checker is not None]
+        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, checked, drafted)
         self._last = self._recent[len(rows)] = _InStep(rows, *of_rows)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
@@ -98,9 +98,9 @@ class Sampler:
             np.concatenate(self._last.masks, out=sampling.masks_MW.reshape(-1))
 
     @property
-    def judged(self) -> Sequence[Judged]:
-        """What judges the tokens that the backend samples of the rows whose metadata were asked for last."""
-        return () if self._last is None else self._last.judged
+    def checked(self) -> Sequence[Checked]:
+        """Return what checks the tokens that the backend samples of the rows whose metadata were asked for last."""
+        return () if self._last is None else self._last.checked
 
     def trials(self) -> Trials | None:
         """Return the drafted tokens of the rows whose metadata were asked for last, where the backend verifies some."""
@@ -142,8 +142,8 @@ class Sampler:
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
         for i in pending:
-            if (judge := rows[i].judge) is not None:
-                token_ids[i] = settled(judge, token_ids[i], np.asarray(output.logits_RV[rows[i].row]))
+            if (checker := rows[i].checker) is not None:
+                token_ids[i] = checked_token(checker, token_ids[i], np.asarray(output.logits_RV[rows[i].row]))
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         decided = enumerate(zip(rows, token_ids))
         sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]

@@ -54,14 +54,14 @@ class GrammarState:
         self._is_current = False
 
     def prepare(self) -> None:
-        """Write `allowed`: `mask`, or that all tokens are, where `settle` will look at the one that is sampled."""
+        """Write `allowed`: `mask`, or that all tokens are, where `first_allowed` will look at those sampled."""
         if self.guesses and not self._num_masked and not self._is_current:
             self.allowed.fill(_ALL)
         else:
             self.mask()
 
-    def settle(self, likeliest: Iterable[int]) -> int | None:
-        """Return the first of the tokens that may follow, behind `prepare`; None where none may: see `Judge`."""
+    def first_allowed(self, likeliest: Iterable[int]) -> int | None:
+        """Return the first of the tokens that may follow, behind `prepare`; None where none may: see `Checker`."""
         tokens = iter(likeliest)
         token_id = next(tokens)
         if not self.guesses or self._is_current:

@@ -11,38 +11,38 @@ import numpy as np
 
 from ridgeline.backends.step import StepOutput
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import NO_TOKEN, IntArray, Judge
+from ridgeline.core.step import NO_TOKEN, Checker, IntArray
 from ridgeline.decoding.largest import largest
 
 _NUM_LIKELIEST = 16  # tokens that a grammar is asked about before its mask
 
 
-class Judged(NamedTuple):
-    """A token that a backend samples, by its place, with its row of logits and what judges it."""
+class Checked(NamedTuple):
+    """A token that a backend samples, by its place, with its row of logits and what checks it."""
 
     at: int
     row: int
-    judge: Judge
+    checker: Checker
 
 
-def settle(judged: Sequence[Judged], output: StepOutput) -> None:
-    """Let the tokens of a step be judged, and write those that others take the place of."""
+def check_tokens(checked: Sequence[Checked], output: StepOutput) -> None:
+    """Let the tokens of a step be checked, and write those that others take the place of."""
     token_ids, likeliest_DK = output.sampled_token_ids, output.likeliest_DK
-    if token_ids is None or not judged:
+    if token_ids is None or not checked:
         return
-    for at, row, judge in judged:
+    for at, row, checker in checked:
         known_K = None if likeliest_DK is None else likeliest_DK[at]
-        token_ids[at] = settled(judge, int(token_ids[at]), output.logits_RV[row], known_K)
+        token_ids[at] = checked_token(checker, int(token_ids[at]), output.logits_RV[row], known_K)
 
 
-def settled(judge: Judge, token_id: int, logits_V: Array, known_K: IntArray | None = None) -> int:
+def checked_token(checker: Checker, token_id: int, logits_V: Array, known_K: IntArray | None = None) -> int:
     """Return the allowed token of the largest logit, where `token_id` is that of the largest of all; `known_K` are
     those of the largest ones, in order, where it begins with that."""
     if token_id == NO_TOKEN:
         return token_id
-    if (found := judge.settle(_likeliest(token_id, logits_V, known_K))) is not None:
+    if (found := checker.first_allowed(_likeliest(token_id, logits_V, known_K))) is not None:
         return found
-    fits_V = np.unpackbits(judge.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
+    fits_V = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
     logits_V = np.where(fits_V, logits_V[: len(fits_V)], -math.inf)
     found = int(logits_V.argmax())
     return found if logits_V[found] > -math.inf else NO_TOKEN
