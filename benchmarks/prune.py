@@ -1,15 +1,17 @@
 """Half of a model: pruned, pruned and distilled, and trained from scratch on the same tokens, and on three times them.
 
 usage: python -m benchmarks.prune [--model python-9m] [--params 4500000] [--tokens 65536] [--axes width depth both]
-                                  [--minutes 20] [--out FOLDER]
+                                  [--times 1 3] [--minutes 20] [--folders FOLDER] [--train-on cuda] [--out FOLDER]
 
 For each of the axes the model is pruned as `ridgeline prune` does it and distilled as `ridgeline distill` does it. A
 model of the same shape begins with random weights and sees the same windows of the same text in the same order, with
 the rates of the bundled models; another one sees three times as many. What is not begun within --minutes is left out.
+With --folders models stay, and those that stand there are measured as they are: trained elsewhere, on a GPU.
 Quality is held-out bits per byte, in pairs of documents. Nothing here is a timing, so a busy machine does not matter.
 """
 
 import argparse
+import json
 import multiprocessing
 import tempfile
 import time
@@ -24,6 +26,7 @@ from rich.table import Table
 
 from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.bench.report import Report
+from ridgeline.cli._measured import training_on
 from ridgeline.compress.calibrate import Loaded, default_texts
 from ridgeline.compress.distill import SEQUENCE_LENGTHS, distill, token_stream
 from ridgeline.compress.presets import load_preset
@@ -36,7 +39,7 @@ from ridgeline.quality.comparison import Comparison, Estimate, compare
 from ridgeline.quality.scorer import Scorer
 from ridgeline.quality.texts import make_documents, read_texts
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.save import copy_beside, publish, save_weights
+from ridgeline.weights.save import copy_beside, new_folder, publish, save_weights
 
 WINDOW = 1024
 
@@ -87,30 +90,49 @@ class Maker:
     def pruned(self, axes: str) -> tuple[Arm, dict[str, int]]:
         out, model = self.root / axes, Loaded.open(self.options.model)
         recipe = PruneRecipe(params=self.options.params, axes=axes, samples=self.options.samples)
-        partial, shape, _ = prune(model, recipe, default_texts(), out, lambda done, total: None)
-        publish(partial, out)
-        return self.arm(axes, "pruned", 0, out), asdict(shape)
+        if not out.exists():
+            partial, shape, _ = prune(model, recipe, default_texts(), out, lambda done, total: None)
+            (partial / "shape.json").write_text(json.dumps(asdict(shape)), encoding="utf-8")
+            publish(partial, out)
+        shape = json.loads((out / "shape.json").read_text(encoding="utf-8"))
+        return self.arm(axes, "pruned", 0, out), shape
 
     def distilled(self, axes: str) -> Arm:
-        out = self.root / f"{axes}-distilled"
-        student, teacher = Loaded.open(self.root / axes), Loaded.open(self.options.model)
-        texts = (default_texts(), read_texts([]))
-        publish(distill(student, teacher, self.distill_recipe(), texts, out, lambda progress: None), out)
-        return self.arm(axes, "pruned and distilled", self.options.tokens, out)
+        return self.arm(axes, "pruned and distilled", self.options.tokens, self.student(axes))
+
+    def student(self, axes: str) -> Path:
+        """Distil what was pruned, where no folder has it yet."""
+        out = self.root / f"{axes}-distilled-{self.options.tokens}"
+        if not out.exists():
+            with training_on(self.options.train_on):
+                student, teacher = Loaded.open(self.root / axes), Loaded.open(self.options.model)
+                texts = (default_texts(), read_texts([]))
+                publish(distill(student, teacher, self.distill_recipe(), texts, out, lambda progress: None), out)
+        return out
 
     def from_scratch(self, axes: str, times: int) -> Arm | None:
         if time.time() > self.ends_utc_s:
             print(f"{axes}, from scratch on {times} x the tokens: left out", flush=True)
             return None
-        out = self.root / f"{axes}-scratch-{times}"
-        shape, recipe = Loaded.open(self.root / axes), self.scratch_recipe(times)
-        out.mkdir()
-        copy_beside(shape.folder.path, out)
-        model, text = initial_model(shape.spec, recipe.seed), token_stream(default_texts(), shape.folder)
-        for _ in train(model, recipe, text, lambda model: 0.0, TextLoss(shape.spec, recipe.dtype)):
-            pass
-        save_weights(out, shape.spec, as_arrays(model.named_weights()), BFLOAT16)
-        return self.arm(axes, f"from scratch, {times} x the tokens", times * self.options.tokens, out)
+        return self.arm(
+            axes, f"from scratch, {times} x the tokens", times * self.options.tokens, self.newcomer(axes, times)
+        )
+
+    def newcomer(self, axes: str, times: int) -> Path:
+        """Train the same shape from scratch on so many times the tokens, where no folder has it yet."""
+        out = self.root / f"{axes}-scratch-{times * self.options.tokens}"
+        if not out.exists():
+            shape, recipe = Loaded.open(self.root / axes), self.scratch_recipe(times)
+            partial = new_folder(out)
+            partial.mkdir()
+            copy_beside(shape.folder.path, partial)
+            with training_on(self.options.train_on):
+                model, text = initial_model(shape.spec, recipe.seed), token_stream(default_texts(), shape.folder)
+                for _ in train(model, recipe, text, lambda model: 0.0, TextLoss(shape.spec, recipe.dtype)):
+                    pass
+                save_weights(partial, shape.spec, as_arrays(model.named_weights()), BFLOAT16)
+            publish(partial, out)
+        return out
 
     def below(self, arm: Arm, other: Arm) -> Arm:
         """The arm with how much fewer bits per byte it needs than another, in pairs."""
@@ -145,14 +167,14 @@ def one_thread() -> None:
 
 
 def measure(options: argparse.Namespace) -> PruneReport:
-    """Run everything in a folder that goes away, as many arms at once as there are threads."""
+    """Run everything, in a folder that goes away unless one was given, as many arms at once as there are threads."""
     with tempfile.TemporaryDirectory() as root:
-        maker = Maker(options, Path(root), time.time() + 60 * options.minutes)
+        maker = Maker(options, options.folders or Path(root), time.time() + 60 * options.minutes)
         pool = ProcessPoolExecutor(options.threads, multiprocessing.get_context("spawn"), one_thread)
         with pool:
             pruned = dict(zip(options.axes, pool.map(maker.pruned, options.axes)))
             making = [pool.submit(maker.distilled, axes) for axes in options.axes]
-            orders = [(axes, times) for times in (1, 3) for axes in reversed(options.axes)]
+            orders = [(axes, times) for times in options.times for axes in reversed(options.axes)]
             trained = [pool.submit(maker.from_scratch, *order) for order in orders]
             distilled = {arm.axes: arm for arm in (each.result() for each in making)}
             scratch = [arm for arm in (each.result() for each in trained) if arm is not None]
@@ -198,10 +220,15 @@ def main() -> None:
     parser.add_argument("--params", type=int, default=4_500_000, help="of the pruned models, at most")
     parser.add_argument("--axes", nargs="+", choices=("width", "depth", "both"), default=["width", "depth", "both"])
     parser.add_argument("--tokens", type=int, default=65_536, help="to train on")
+    parser.add_argument("--times", type=int, nargs="*", default=[1, 3], help="the tokens, from scratch; none: nothing")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="of a training step")
     parser.add_argument("--rate", type=float, default=3e-3, help="of distillation")
     parser.add_argument("--samples", type=int, default=32, help="windows that importance is of")
     parser.add_argument("--eval-tokens", type=int, default=None, help="of the held-out text, at most; default: all")
+    parser.add_argument(
+        "--folders", type=Path, default=None, help="where models stay; those that are there are measured"
+    )
+    parser.add_argument("--train-on", default="cpu", help="device, as torch names it")
     parser.add_argument("--minutes", type=float, default=20, help="after which no run from scratch begins")
     options = parser.parse_args()
     report = measure(options)

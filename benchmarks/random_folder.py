@@ -23,9 +23,11 @@ from ridgeline import quant
 from ridgeline.core.dtypes import BFLOAT16, FLOAT8_E4M3, float32
 from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors
+from ridgeline.weights.packing.outliers import with_outliers
 
 BITS = 4
 CODES = 32 // BITS  # in a word
+OUTLIERS = 0.01  # share of the inputs of llm-int8 that keep 16 bits
 Tensors = dict[str, np.ndarray]
 Packed = Callable[[str, int, int, int, np.random.Generator], Tensors]  # of name, outputs, inputs, group
 # Bytes of a super-block of 256 weights, and where in it its float16 are.
@@ -63,10 +65,11 @@ def awq(name: str, num_outputs: int, num_inputs: int, group: int, rng: np.random
 
 def of_scheme(form: StoredFormat) -> Packed:
     """A matrix as `ridgeline quantize` writes it."""
-    write = bitsandbytes.packed_tensors if form.code == "nf4" else compressed_tensors.packed_tensors
+    eight = form.code == "uniform" and form.bits == 8
+    write = bitsandbytes.packed_tensors if form.code == "nf4" or eight else compressed_tensors.packed_tensors
 
     def packed(name: str, num_outputs: int, num_inputs: int, group: int, rng: np.random.Generator) -> Tensors:
-        own = replace(form, group=group) if form.code == "uniform" else form
+        own = replace(form, group=group) if form.code == "uniform" and not eight else form
         codes = rng.integers(0, 1 << form.bits, (num_outputs, num_inputs), dtype=np.uint8)
         if form.code == "e4m3":
             codes[codes & 0x7F == 0x7F] = 0  # those are no numbers
@@ -79,7 +82,10 @@ def of_scheme(form: StoredFormat) -> Packed:
                 scales = (scales * 8192).astype(FLOAT8_E4M3)
             case _:
                 scales = scales.astype(BFLOAT16)
-        return write(name, StoredMatrix(own, codes, float32(scales), outer=outer), np.dtype(BFLOAT16))
+        stored = StoredMatrix(own, codes, float32(scales), outer=outer)
+        every = round(1 / OUTLIERS)
+        outliers = np.arange(every // 2, num_inputs if eight else 0, every, dtype=np.int32)
+        return write(name, with_outliers(stored, outliers), np.dtype(BFLOAT16))
 
     return packed
 
@@ -90,6 +96,7 @@ def dense(name: str, num_outputs: int, num_inputs: int, group: int, rng: np.rand
 
 
 FORMS = {name: quant.scheme(name).stored_format(None, False) for name in ("int4", "nf4", "fp8", "mxfp4", "nvfp4")}
+FORMS["llm-int8"] = StoredFormat("uniform", 8, 0, scale="float32")
 FORMATS: Mapping[str, Packed] = {
     "gptq": gptq,
     "awq": awq,
@@ -106,8 +113,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, object]:
             return shared | {"sym": True, "desc_act": False}
         case "awq":
             return shared | {"zero_point": True, "version": "gemm"}
-        case "nf4":
-            return bitsandbytes.quantization_config(FORMS["nf4"], ["lm_head"])
+        case "nf4" | "llm-int8":
+            return bitsandbytes.quantization_config(FORMS[options.format], ["lm_head"])
         case name:
             form = FORMS[name]
             own = replace(form, group=options.group) if form.code == "uniform" else form

@@ -1,9 +1,10 @@
 """From the start of the process to the first token, phase by phase, and the memory that it takes at most.
 
-usage: python -m benchmarks.startup --model DIR [--options '{"quantize": "int4"}'] [--repeats 5]
+usage: python -m benchmarks.startup --model DIR [--options '{"quantize": "int4"}'] [--repeats 5] [--cold]
 
 Every start is a fresh process, asked for one token after a prompt of 16. The first start of a repeat finds no packed
-weights and writes them, the second finds them; both find the model's files in the page cache. Random weights will do.
+weights and writes them, the second finds them; both find the model's files in the page cache. With --cold the first
+one finds them on the disk alone, which is read once before to tell how long that takes. Random weights will do.
 """
 
 import argparse
@@ -24,8 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.report import Report
+from ridgeline.weights.folder import ModelFolder
 
 KINDS = ("first", "second")
+CHUNK_BYTES = 1 << 24
 RSS_SHARE, RSS_MORE_BYTES = 1.15, 500_000_000  # of the packed weights, and for everything else
 
 
@@ -39,6 +42,7 @@ class Start:
     total_s: float
     peak_rss_bytes: int
     packed_bytes: int
+    disk_s: float | None = None  # of reading the model's files alone, where this start found them on the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class KindSummary:
     max_total_s: float
     peak_rss_bytes: int
     rss_limit_bytes: int
+    disk_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,7 @@ def summarize(kind: str, starts: Sequence[Start]) -> KindSummary:
     """The starts of one kind together; the memory is the most that any took."""
     chosen = [start for start in starts if start.kind == kind]
     totals_s = [start.total_s for start in chosen]
+    disks_s = [start.disk_s for start in chosen if start.disk_s is not None]
     return KindSummary(
         kind=kind,
         phases_s={phase: statistics.median(start.phases_s[phase] for start in chosen) for phase in chosen[0].phases_s},
@@ -80,11 +86,36 @@ def summarize(kind: str, starts: Sequence[Start]) -> KindSummary:
         max_total_s=max(totals_s),
         peak_rss_bytes=max(start.peak_rss_bytes for start in chosen),
         rss_limit_bytes=round(RSS_SHARE * chosen[0].packed_bytes) + RSS_MORE_BYTES,
+        disk_s=statistics.median(disks_s) if disks_s else None,
     )
+
+
+def read_from_disk(files: Sequence[Path]) -> float:
+    """The time that the disk takes to read the files; the page cache has none of them before and after."""
+    forget(files)
+    begin = time.perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(CHUNK_BYTES):
+                pass
+    took_s = time.perf_counter() - begin
+    forget(files)
+    return took_s
+
+
+def forget(files: Sequence[Path]) -> None:
+    """Drop files from the page cache."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def run_start(arguments: argparse.Namespace, kind: str, repeat: int, cache: str) -> Start:
     """A fresh process whose packed weights are under `cache`."""
+    disk_s = None
+    if arguments.cold and kind == KINDS[0]:
+        disk_s = read_from_disk(ModelFolder.open(arguments.model).weight_files())
     command = [sys.executable, str(Path(__file__).with_name("startup_child.py"))]
     command += [arguments.model, str(arguments.threads), json.dumps(arguments.options)]
     environment = {**os.environ, "XDG_CACHE_HOME": cache}
@@ -93,7 +124,7 @@ def run_start(arguments: argparse.Namespace, kind: str, repeat: int, cache: str)
     done = subprocess.run([*command, clock], stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"a start ended with exit code {done.returncode}; see its error above")
-    return Start(kind=kind, repeat=repeat, **json.loads(done.stdout))
+    return Start(kind=kind, repeat=repeat, disk_s=disk_s, **json.loads(done.stdout))
 
 
 def measure(arguments: argparse.Namespace) -> StartupReport:
@@ -123,6 +154,8 @@ def print_table(console: Console, report: StartupReport) -> None:
     for phase in report.starts[0].phases_s:
         table.add_row(phase, *(f"{summary.phases_s[phase]:.3f} s" for summary in report.summaries))
     table.add_row("total", *(f"{s.total_s:.2f} s ({s.min_total_s:.2f}–{s.max_total_s:.2f})" for s in report.summaries))
+    if report.summaries[0].disk_s is not None:
+        table.add_row("the disk alone", *(f"{s.disk_s:.2f} s" if s.disk_s else "" for s in report.summaries))
     table.add_row(
         "peak memory",
         *(f"{s.peak_rss_bytes / 1e6:,.0f} of {s.rss_limit_bytes / 1e6:,.0f} MB" for s in report.summaries),
@@ -136,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="folder or bundled model")
     parser.add_argument("--options", type=json.loads, default={}, help="keywords of LLM, as JSON")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="first starts find the model's files on the disk alone")
     parser.add_argument("--scratch", type=Path, help="where packed weights are written; default: the temporary folder")
     parser.add_argument("--name", default="startup", help="part of the result's file name")
     options = parser.parse_args(argv)

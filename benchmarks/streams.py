@@ -7,7 +7,8 @@ For each build and number of streams: the engine alone, in a process without a s
 slots, one thread computing in both. The client looks every few milliseconds which sockets have bytes, and counts them:
 it costs next to nothing, and wakes nobody. What counts is the time from where half of the streams have begun to where
 the first has ended; a gap is the time between two looks that found something of a stream. With `--profile` py-spy
-samples the server meanwhile (`pip install py-spy`, which may need root).
+samples the server and its engine meanwhile (`pip install py-spy`, which may need root), and what they take of a token
+is divided by where they were.
 """
 
 import argparse
@@ -31,6 +32,29 @@ from benchmarks.engine_process import body
 from ridgeline.bench.report import Report
 
 LOOK_S = 0.002
+ENGINE = "engine.process.child"  # what the command of an engine's process has in it
+AREAS = {  # by process: where a sample is, by what its innermost function has in its name or file; the first that fits
+    "server": {
+        "bytes to sockets": ("_SelectorSocketTransport.write",),
+        "waiting for sockets": ("selectors.py",),
+        "the event loop and its tasks": ("asyncio/", "_asyncio"),
+        "frames from the engine: read, msgpack": ("engine/process/",),
+        "outputs to their readers": ("engine/streams.py",),
+        "text, JSON, events": ("server/openai/", "server/sse.py", "uuid.py", "text/"),
+        "HTTP": ("server/transport.py", "uvicorn/", "starlette/", "server/boundary.py"),
+        "metrics": ("prometheus_client/", "server/metrics.py"),
+    },
+    "engine": {
+        "the model, with sampling": ("backends/",),
+        "frames to the server: msgpack, a write": (
+            "EngineProcess._deliver",
+            "EngineProcess._send",
+            "wire.py",
+        ),
+        "text": ("engine/render.py", "text/"),
+        "planning, taking in, journal": ("engine/", "cache/", "decoding/", "<string>", "core/"),
+    },
+}
 ALONE = """
 import json, sys, time
 from ridgeline import LLM, SamplingParams
@@ -76,12 +100,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsReport(Report):
-    """All runs, and where the server's processor time goes: by build and place, a share."""
+    """All runs, and where processor time goes, in microseconds of a token: by build, process and area."""
 
     model: str
     num_tokens: int
     runs: list[Run]
-    profile: dict[str, dict[str, float]]
+    profile: dict[str, dict[str, dict[str, float]]]
+    send_us: float  # of processor time, the system's alone, for an event to one of many sockets
 
 
 def alone(python: str, model: str, num_streams: int, num_tokens: int) -> tuple[float, float]:
@@ -175,23 +200,58 @@ def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> d
     }
 
 
-def profiled(py_spy: str, server: Server, num_streams: int, num_tokens: int) -> dict[str, float]:
-    """Return the share of the server's samples that each function has by itself, while streams run."""
+def send_us(num_sockets: int, num_rounds: int = 200) -> float:
+    """Return the processor time of a write of as many bytes as an event has, to each of many connections in turn."""
+    piece, taken_s = b"x" * 230, []
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=num_sockets))
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        for _ in range(num_sockets):
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            pairs.append((client, stack.enter_context(listener.accept()[0])))
+            pairs[-1][1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(num_rounds):
+            began_s = time.thread_time()
+            for _, server in pairs:
+                server.send(piece)
+            taken_s.append(time.thread_time() - began_s)
+            for client, _ in pairs:
+                client.recv(len(piece))
+    return statistics.median(taken_s) / num_sockets * 1e6
+
+
+def area_of(frames: list[str]) -> tuple[str, str] | None:
+    """Return the process and the area of a stack, None for a thread that waits, for work or for the core."""
+    process = "engine" if any(ENGINE in frame for frame in frames) else "server"
+    place = frames[-1]
+    if place.startswith(("_worker ", *(f"EngineProcess.{name} " for name in ("_beat", "_listen", "_deliver")))):
+        return None
+    areas = AREAS[process].items()
+    return process, next((area for area, names in areas if any(name in place for name in names)), "else")
+
+
+def profiled(
+    py_spy: str, server: Server, num_streams: int, num_tokens: int, cpu_us: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    """Divide `cpu_us` of a token, by process, by the samples of each area while streams run."""
     with tempfile.NamedTemporaryFile(mode="r") as out:
-        record = [py_spy, "record", "--rate", "500", "--format", "raw", "--output", out.name, "--duration", "600"]
+        record = [py_spy, "record", "--rate", "400", "--format", "raw", "--subprocesses", "--output", out.name]
+        record += ["--duration", "600"]
         with subprocess.Popen([*record, "--pid", str(server.process.pid)], stdout=subprocess.DEVNULL) as sampler:
             time.sleep(1)
             for first in range(200, 206):
                 Streams(server, num_streams, num_tokens, first).finish()
             sampler.send_signal(2)
             sampler.wait(30)
-        places: Counter[str] = Counter()
+        found: dict[str, Counter[str]] = {process: Counter() for process in AREAS}
         for line in out:
             stack, _, count = line.rpartition(" ")
-            place = stack.rpartition(";")[2].rpartition(":")[0]
-            if not place.startswith("_worker "):  # threads that wait for work
-                places[place] += int(count)
-    return {place: count / places.total() for place, count in places.most_common(40)}
+            if (place := area_of(stack.split(";"))) is not None:
+                found[place[0]][place[1]] += int(count)
+    return {
+        process: {area: count / areas.total() * cpu_us[process] for area, count in areas.most_common()}
+        for process, areas in found.items()
+    }
 
 
 def serve(python: str, options: argparse.Namespace, num_streams: int) -> Server:
@@ -201,7 +261,7 @@ def serve(python: str, options: argparse.Namespace, num_streams: int) -> Server:
 
 def measure(options: argparse.Namespace, builds: dict[str, str]) -> StreamsReport:
     runs: list[Run] = []
-    profile: dict[str, dict[str, float]] = {}
+    profile: dict[str, dict[str, dict[str, float]]] = {}
     for num_streams in options.streams:
         with ExitStack() as stack:
             servers = {build: serve(python, options, num_streams) for build, python in builds.items()}
@@ -216,11 +276,15 @@ def measure(options: argparse.Namespace, builds: dict[str, str]) -> StreamsRepor
                         runs.append(Run(build=build, num_streams=num_streams, **alone_us, **found))
                         show(runs[-1])
             if options.profile and num_streams == options.streams[0]:
-                profile = {
-                    build: profiled(options.profile, server, num_streams, options.tokens)
-                    for build, server in servers.items()
-                }
-    return StreamsReport(name="streams", model=options.model, num_tokens=options.tokens, runs=runs, profile=profile)
+                for build, server in servers.items():
+                    own = [run for run in runs if run.build == build]
+                    cpu_us = {
+                        "server": statistics.median(run.server_cpu_us for run in own),
+                        "engine": statistics.median(run.engine_cpu_us for run in own),
+                    }
+                    profile[build] = profiled(options.profile, server, num_streams, options.tokens, cpu_us)
+    sizes = {"model": options.model, "num_tokens": options.tokens, "send_us": send_us(options.streams[0])}
+    return StreamsReport(name="streams", runs=runs, profile=profile, **sizes)
 
 
 def show(run: Run) -> None:
@@ -246,10 +310,12 @@ def main() -> None:
     builds = {"other": options.other} if options.other else {}
     builds["this"] = sys.executable
     report = measure(options, builds)
-    for build, places in report.profile.items():
-        print(f"{build}: the server's processor time by function")
-        for place, share in list(places.items())[:20]:
-            print(f"  {share:6.1%}  {place}")
+    print(f"a write to a socket takes the system {report.send_us:.2f} us")
+    for build, processes in report.profile.items():
+        for process, areas in processes.items():
+            print(f"{build}, {process}: {sum(areas.values()):.1f} us of processor time a token")
+            for area, taken_us in areas.items():
+                print(f"  {taken_us:5.2f}  {area}")
     save(options.out, report)
 
 

@@ -13,8 +13,9 @@ def generate() -> str:
         path = Path(folder) / "_native.pyi"
         command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "ridgeline._native", "-o", str(path)]
         subprocess.run(command, check=True)
-        # An array of any type: nanobind leaves out what pyright's strict mode wants to see.
-        return path.read_text().replace("Annotated[NDArray, ", "Annotated[NDArray[numpy.generic], ")
+        # An array of any type, a function of no arguments: nanobind leaves out what pyright's strict mode wants to see.
+        stub = path.read_text().replace("Annotated[NDArray, ", "Annotated[NDArray[numpy.generic], ")
+        return stub.replace("Callable | None", "Callable[[], object] | None")
 
 
 def main() -> int:

@@ -197,10 +197,10 @@ class TapeBuilder {
   }
 
   void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-              std::optional<Array<double, 1>> seconds) {
+              std::optional<Array<double, 1>> seconds, std::optional<nb::callable> check) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data()});
+    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data(), check});
   }
 
   // Returns what `run` does, of the step that was started, and whether the one that follows it was.
@@ -210,6 +210,12 @@ class TapeBuilder {
     auto next = std::exchange(following_, std::nullopt);
     const int64_t highest = end_started(next ? &*next : nullptr);
     return {highest, started_.has_value()};
+  }
+
+  // The tokens of the largest logits of the rows to sample of the last step, [rows, kLikeliest]: good until the next is read.
+  nb::ndarray<nb::numpy, const int64_t, nb::ndim<2>> likeliest() const {
+    const size_t shape[2] = {reader_.likeliest().size() / kLikeliest, (size_t)kLikeliest};
+    return {reader_.likeliest().data(), 2, shape, nb::handle()};
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -229,10 +235,11 @@ class TapeBuilder {
     std::optional<Array<double, 1>> seconds;
     std::optional<Trials> trials;
   };
-  // One that goes on from its tokens, which are written into its block.
+  // One that goes on from its tokens, which are written into its block once `check` has looked at them.
   struct Following {
     Started step;
     int64_t* block;
+    std::optional<nb::callable> check;
   };
 
   std::unique_lock<std::mutex> take_turn() {
@@ -272,7 +279,12 @@ class TapeBuilder {
       const WithoutGil unlocked;
       tape_.finish();
       highest = results(started_->sampled);
-      if (next) goes_on = start_following(*next);
+      if (next && !next->check) goes_on = start_following(*next);
+    }
+    if (next && next->check) {
+      (*next->check)();
+      const WithoutGil unlocked;
+      goes_on = start_following(*next);
     }
     if (goes_on) {
       started_.emplace(next->step);
@@ -363,10 +375,13 @@ void bind_runtime(nb::module_& module) {
       .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
            "trials"_a.none() = nb::none(), "Runs the step on the pool's other threads; its memory is in use until `finish`.")
       .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
-           "seconds"_a.none() = nb::none(),
-           "Has `finish` start this step too, its pending tokens being those that the one before has sampled.")
+           "seconds"_a.none() = nb::none(), "check"_a.none() = nb::none(),
+           "Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, "
+           "which must not raise, may have changed.")
       .def("finish", &TapeBuilder::finish,
            "Finishes the step that was started; returns what `run` does, and whether one that follows was started.")
+      .def("likeliest", &TapeBuilder::likeliest, nb::rv_policy::reference_internal,
+           "The tokens of the largest logits of the last step's rows to sample, where a greedy one's mask allows all; else -1.")
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

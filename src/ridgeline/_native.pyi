@@ -1,6 +1,6 @@
 """Ridgeline's native CPU kernels; see ridgeline.backends.native"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import numpy
@@ -300,14 +300,19 @@ class Tape:
         Runs the step on the pool's other threads; its memory is in use until `finish`.
         """
 
-    def follow(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+    def follow(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, check: Callable[[], object] | None = None) -> None:
         """
-        Has `finish` start this step too, its pending tokens being those that the one before has sampled.
+        Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, which must not raise, may have changed.
         """
 
     def finish(self) -> tuple[int, bool]:
         """
         Finishes the step that was started; returns what `run` does, and whether one that follows was started.
+        """
+
+    def likeliest(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), writable=False)]:
+        """
+        The tokens of the largest logits of the last step's rows to sample, where a greedy one's mask allows all; else -1.
         """
 
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...

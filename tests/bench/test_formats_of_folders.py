@@ -50,3 +50,12 @@ def test_decode_of_a_folder_is_measured(folder, monkeypatch):
     weights = 2 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 256)
     assert run.bytes_per_step > weights / 2 + 1024 * 128 * 2  # 4 bits, and the head in bfloat16
     assert run.bytes_per_step < weights / 2 * 1.5 + 1024 * 128 * 4
+
+
+def test_a_random_folder_has_outliers(tmp_path):
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    random_folder.main([str(tmp_path / "llm-int8"), "--format=llm-int8", *SIZES])
+    llm = LLM(str(tmp_path / "llm-int8"), num_threads=1)
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    choice = llm.engine.info.choices["quantize"]
+    assert choice.value == "as stored" and choice.reason == "14 matrices keep the file's numbers"

@@ -8,6 +8,7 @@ from tests.compress.test_distilling import TEACHER, TEXTS, open_model
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.reference.dense import DenseMemory, DenseModel, dense_inputs, dense_values
 from ridgeline.backends.reference.interpreter import interpret
+from ridgeline.compress.distill import token_stream
 from ridgeline.compress.heads import HEADS, Eagle, aux_layers, train_head
 from ridgeline.compress.recipe import HeadRecipe
 from ridgeline.compress.train import initial_weights
@@ -49,8 +50,8 @@ def test_every_drafted_token_sees_the_text_and_the_drafts_before_it(model):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_learns_and_drafts_for_its_model(model, kind, tmp_path):
-    seen = []
-    out = train_head(kind, model, RECIPE, (TEXTS, TEXTS), tmp_path / kind, seen.append)
+    seen, tokens = [], token_stream(TEXTS, model.folder)
+    out = train_head(kind, model, RECIPE, (tokens, tokens), tmp_path / kind, seen.append)
     assert out == tmp_path / f"{kind}.partial"
     assert seen[-1].loss < 0.8 * seen[0].loss
     assert seen[-1].held_out > 0.5  # of three
@@ -71,7 +72,8 @@ def test_the_likeliest_token_counts_if_it_is_not_among_those_that_a_head_drafts(
     windows_BT = torch.tensor(model.folder.tokenizer().encode(TEXTS.by_name["5.py"])[:32])[None]
     head = HEADS["medusa"](model, np.arange(4090, 4096), 2)
     with torch.inference_mode():
-        _, _, best = head.both(DenseModel(head.program, initial_weights(head.program.weights, 0)), windows_BT)
+        logits_BTV, _ = head.both(DenseModel(head.program, initial_weights(head.program.weights, 0)), windows_BT)
+    best = logits_BTV.argmax(-1)[:, 1:]
     assert not np.isin(best, np.arange(4090, 4096)).any()
     assert head.num_accepted(DenseModel(head.program, initial_weights(head.program.weights, 0)), windows_BT) == 0.0
 
@@ -91,10 +93,10 @@ def test_the_layers_of_a_model_as_small_as_the_bundled_one():
 
 
 def test_too_little_text_and_a_folder_in_use_are_refused(model, tmp_path):
-    short = Texts("here", {"a": "x = 1"})
+    tokens, short = (token_stream(each, model.folder) for each in (TEXTS, Texts("here", {"a": "x = 1"})))
     with pytest.raises(ConfigError, match="held-out text has"):
-        train_head("medusa", model, RECIPE, (TEXTS, short), tmp_path / "a", print)
+        train_head("medusa", model, RECIPE, (tokens, short), tmp_path / "a", print)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(ConfigError, match="exists already"):
-        train_head("medusa", model, RECIPE, (TEXTS, TEXTS), tmp_path / "b", print)
+        train_head("medusa", model, RECIPE, (tokens, tokens), tmp_path / "b", print)

@@ -31,7 +31,9 @@ TEXTS = Texts(
 )
 FLOATS = ["mxfp4", "nvfp4"]  # methods of a format of their own
 METHODS = [
-    name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8", "hqq", "smoothquant", "wanda", "sparsegpt")
+    name
+    for name in methods.names()
+    if name not in (*FLOATS, "nf4", "fp8", "hqq", "smoothquant", "llm-int8", "wanda", "sparsegpt")
 ]
 FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
 SIZES = {

@@ -14,7 +14,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.weights.folder import ModelFolder
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5, "draft_quantize": "none"}
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
 EAGLE = "eagle"
 PREDICTORS = {"mtp of deepseek_v3": ("deepseek_v3", 16), "mtp of qwen3_next": ("qwen3_next", 1)}

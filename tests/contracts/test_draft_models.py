@@ -1,6 +1,7 @@
 """A draft model through the real engine: no output changes, both caches stay sound, and a good drafter is believed."""
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_requests_without_a_seed_are_verified_by_rejection_where_that_is_asked_f
 
 
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5, "draft_quantize": "none"}
 
 
 @pytest.mark.parametrize(
@@ -365,3 +366,21 @@ def test_models_that_do_not_fit_together_are_refused_by_name(tmp_path, shared_da
     ):
         with pytest.raises(ConfigError, match=message):
             LLM(llama, speculate=speculate)
+
+
+def test_what_drafts_takes_few_bits_and_changes_no_output():
+    """By itself 8 bits; the model's own scheme where it has one, and none where that is asked for."""
+    params, prompts = SamplingParams(temperature=0, max_tokens=24), ["def read_lines(path):", "class Stack:"]
+    options = {"max_model_len": 128, "num_threads": 1, "deterministic": True}
+    plain = completions(LLM("python-9m", **options).generate(prompts, params, use_tqdm=False))
+    sizes = {}
+    for scheme in ("none", "auto", "int8", "int4"):
+        llm = LLM("python-9m", **options, speculate="draft:python-1m", draft_quantize=scheme)
+        assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
+        sizes[scheme] = llm.engine.info.choices["draft_model"].reason
+    weight_bytes = {
+        scheme: int(re.search(r"([\d,]+) bytes", each)[1].replace(",", "")) for scheme, each in sizes.items()
+    }
+    assert weight_bytes["none"] > 1.5 * weight_bytes["auto"] == 1.5 * weight_bytes["int8"] > weight_bytes["int4"]
+    with pytest.raises(ConfigError, match=r"draft_quantize must be one of auto, none, .*int8.*, got 'int3'"):
+        LLM("python-9m", speculate="draft:python-1m", draft_quantize="int3")

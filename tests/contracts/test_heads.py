@@ -22,7 +22,7 @@ from ridgeline.engine import companion
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3, "draft_quantize": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 HEADS = {
     "eagle-1": lambda model: oracle_heads.Eagle(model, 1, ()),
@@ -89,7 +89,7 @@ def test_a_head_that_rests_lets_steps_overlap_and_misses_no_hidden_state(name, t
     monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: next(num_asked) // 40 % 2 == 0)
     monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
     head = HEADS[name](target)
-    options = TINY | {"num_threads": 2, "num_speculative_tokens": 3}
+    options = TINY | {"num_threads": 2, "num_speculative_tokens": 3, "draft_quantize": "none"}
     llm = LLM(str(target.folder.path), **options, speculate=f"eagle:{head.write(tmp_path)}")
     executor, overlapped, found = llm.engine.loop._executor, [], recorded(llm)
     submit = executor.submit

@@ -27,7 +27,7 @@ from ridgeline.explain.rounds import BATCHES, break_even
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 4}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 4, "draft_quantize": "none"}
 MODELS = [  # full, sliding, latent, experts; recurrent states beside attention
     ("llama", 3), ("gemma3_text", 1), ("gemma3_text", 2), ("deepseek_v3", 3), ("qwen3_moe", 2),
     ("qwen3_next", 1), ("jamba", 3), ("nemotron_h", 1), ("bamba", 2),

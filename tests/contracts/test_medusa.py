@@ -22,7 +22,7 @@ from ridgeline.decoding.trees import KNOWN
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 6}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 6, "draft_quantize": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 HEADS = {
     "paper": lambda model: oracle_heads.Medusa(model, "paper"),

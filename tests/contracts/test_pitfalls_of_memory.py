@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 PITFALLS = Pitfalls()
 HYBRIDS = [("qwen3_next", 1), ("jamba", 3), ("nemotron_h", 1)]
 RECURRENT = [*HYBRIDS, ("mamba2", 1), ("falcon_mamba", 1), ("bamba", 1), ("minimax", 1), ("mamba", 1)]
-FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3, "draft_quantize": "none"}
 LOGGED = {"speculate": "prediction", "num_speculative_tokens": 6}  # room for drafts behind recurrent states
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 

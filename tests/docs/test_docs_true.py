@@ -120,12 +120,18 @@ def test_the_architecture_has_one_diagram():
         ("families_table", "models.md"),
         ("performance_tables", "performance.md"),
         ("speculation_tables", "performance.md"),
+        ("quality_tables", "performance.md"),
     ],
 )
 def test_generated_tables_are_as_generated(tool, page):
     updated = runpy.run_path(str(REPO / "tools" / f"{tool}.py"))["updated"]
     text = (REPO / "docs" / page).read_text(encoding="utf-8")
     assert updated(text) == text, f"run: python tools/{tool}.py --write"
+
+
+def test_the_figure_of_quality_is_as_drawn():
+    tool = runpy.run_path(str(REPO / "tools" / "quality_tables.py"))
+    assert tool["figure"]() == tool["FIGURE"].read_text(encoding="utf-8"), "run: python tools/quality_tables.py --write"
 
 
 def test_every_figure_has_its_result():

@@ -1,5 +1,8 @@
 """Grammars beside steps that are planned ahead: masks come late, and the tokens are those of one step after another."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.decoding.checking import checked_token
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.text.grammar import GrammarState
 
@@ -80,7 +84,7 @@ def test_steps_with_a_grammar_are_planned_before_the_one_under_way_is_taken_in(e
     """And start as that one ends, with masks that are computed behind it."""
     _, engine = engines
     executor, counts = engine.engine.executor, {"ahead": 0, "followed": 0, "late": 0}
-    submit, finish, mask = executor.submit, executor._overlapping.finish, GrammarState.mask
+    submit, finish, prepare = executor.submit, executor._overlapping.finish, GrammarState.prepare
 
     def counting(plan):
         counts["ahead"] += any(span.pending for span in plan.spans)
@@ -91,13 +95,13 @@ def test_steps_with_a_grammar_are_planned_before_the_one_under_way_is_taken_in(e
         counts["followed"] += result[-1]
         return result
 
-    def masking(state):
+    def preparing(state):
         counts["late"] += executor._started is not None
-        return mask(state)
+        prepare(state)
 
     monkeypatch.setattr(executor, "submit", counting)
     monkeypatch.setattr(executor._overlapping, "finish", finishing)
-    monkeypatch.setattr(GrammarState, "mask", masking)
+    monkeypatch.setattr(GrammarState, "prepare", preparing)
     params = [SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar) for grammar in GRAMMARS[:4]]
     outcomes(engine, params)
     assert counts["ahead"] > 30 and counts["followed"] > 30 and counts["late"] > 90
@@ -107,18 +111,18 @@ def test_a_grammar_that_gives_up_ends_its_output_alone(engines, monkeypatch):
     """Where the next step is under way already: what it samples for that one is dropped."""
     params = [SamplingParams(temperature=0, max_tokens=30, structured_outputs=each) for each in (*GRAMMARS[1:4], None)]
     expected = outcomes(engines[0], params)
-    mask, victims = GrammarState.mask, {}
+    prepare, victims = GrammarState.prepare, {}
 
     def giving_up(state):
         if victims.setdefault(id(state), len(victims)) == 1 and state.num_masks > 8:
             raise RequestError("the grammar gave up, make it simpler: too big", param="structured_outputs")
-        return mask(state)
+        prepare(state)
 
     def counted(state):
         state.num_masks = getattr(state, "num_masks", 0) + 1
-        return giving_up(state)
+        giving_up(state)
 
-    monkeypatch.setattr(GrammarState, "mask", counted)
+    monkeypatch.setattr(GrammarState, "prepare", counted)
     engine = engines[1].engine
     requests = [engine.intake.request(prompt, each) for prompt, each in zip(PROMPTS, params)]
     deltas = {request.request_id: [] for request in requests}
@@ -138,3 +142,55 @@ def test_a_grammar_that_gives_up_ends_its_output_alone(engines, monkeypatch):
         else:
             assert tokens == list(expected_tokens) and finish.error is None
     assert outcomes(engines[1], [params[0], params[3]]) == outcomes(engines[0], [params[0], params[3]])
+
+
+def test_the_likeliest_token_is_looked_at_instead_of_a_mask_and_the_outcome_is_the_same(engines, monkeypatch):
+    """A bias of 0 makes no difference, and has every mask computed. Where nothing is forbidden there is no mask."""
+    mask, counts = GrammarState.mask, {"masks": 0}
+
+    def masking(state):
+        counts["masks"] += 1
+        return mask(state)
+
+    monkeypatch.setattr(GrammarState, "mask", masking)
+    for grammar in GRAMMARS[1:]:
+        params = [SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar, logprobs=1)] * len(PROMPTS)
+        masked = outcomes(engines[1], [replace(each, logit_bias={30: 0.0}) for each in params])
+        counts["masks"] = 0
+        assert outcomes(engines[0], params) == outcomes(engines[1], params) == masked
+        if grammar.regex == "(?s:.{9,})":
+            assert counts["masks"] <= 2 * len(PROMPTS)
+
+
+def test_what_is_checked_is_what_a_mask_says_at_every_token(engines):
+    """Also where a grammar forces what comes, and one of its spellings alone is allowed."""
+    rng = np.random.default_rng(1)
+    compiler = engines[0].engine.intake._grammars
+    for grammar in map(compiler.compile, GRAMMARS[1:]):
+        masked, known = grammar.start(), []
+        for _ in range(30):
+            allowed_V = np.unpackbits(masked.mask().view(np.uint8), bitorder="little").astype(bool)
+            (inside,) = np.nonzero(allowed_V)
+            possible = [token_id for token_id in range(len(allowed_V)) if masked.fitting([token_id])]
+            for token_id in [*rng.integers(0, len(allowed_V), 9), *rng.permutation(inside)[:20], *possible[:20]]:
+                logits_V = rng.standard_normal(len(allowed_V)).astype(np.float32)
+                logits_V[token_id] = 99.0
+                state = grammar.start(guesses=True)
+                assert not any(map(state.accept, known))
+                state.prepare()
+                expected = token_id if allowed_V[token_id] else np.where(allowed_V, logits_V, -np.inf).argmax()
+                assert checked_token(state, int(token_id), logits_V) == expected
+            known.append(int(rng.choice(inside)))
+            if masked.accept(known[-1]):
+                break
+
+
+def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the_token_in(engines, monkeypatch):
+    """Checking is within a step, and an error there would end the step for all."""
+    grammar = engines[0].engine.intake._grammars.compile(GRAMMARS[4])
+    state, error = grammar.start(guesses=True), RequestError("the grammar gave up, make it simpler: too big")
+    monkeypatch.setattr(state, "mask", lambda: (_ for _ in ()).throw(error))
+    state.prepare()
+    assert state.first_allowed([5]) == 5
+    with pytest.raises(RequestError, match="too big"):
+        state.accept(5)

@@ -31,6 +31,7 @@ CASES = {
     "ObjectiveMissed": ({MISSED: "0+4x400", MET: "0+6x400"}, {MISSED: "0+2x400", MET: "0+8x400"}),
     "PlanDrifts": ({"plan_drift_ratio": "1.2x30"}, {"plan_drift_ratio": "1.1x30"}),
     "DoctorFinds": ({f'{FOUND}, severity="FIX"}}': "2x5"}, {f'{FOUND}, severity="FIX"}}': "1.2x5", TRIED: "2x5"}),
+    "KvRoundingCosts": ({"kv_canary_least_kl_bits": "0.06x5"}, {"kv_canary_least_kl_bits": "0.04x5"}),
     "ReadersSlow": ({"stream_stalls_total": "0+7x30"}, {"stream_stalls_total": "0+5x30"}),
     "PreemptionStorm": (
         {"prompt_tokens_recomputed_total": "0+6x30", "step_tokens_sum": "0+100x30"},

@@ -187,7 +187,7 @@ def test_every_metric_is_there_or_says_when_it_is(asked: Asked) -> None:
     assert shown <= set(full) and not absent, (shown - set(full), absent)
     assert {f"ridgeline_engine_process_{name}" for name in PROCESS} <= set(scrape.families)
     hidden = {name for name in full if name not in shown}
-    known = ("host_", "priced_", "ceiling_", "spec_decode_", "machine_speed", "speculation_gain")
+    known = ("host_", "priced_", "ceiling_", "kv_canary_", "spec_decode_", "machine_speed", "speculation_gain")
     asked_for = {"request_slo", "goodput_requests", "plan_drift_ratio", "doctor_finding", "lora_requests_info"}
     assert all(name.startswith(known) or name in asked_for for name in hidden), hidden
     for name in shown:

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from quantized_folder import EXAMPLE, LLAMA, change, check_bits, check_logits, loads_or_refuses, store
+from quantized_folder import EXAMPLE, LLAMA, change, check_bits, check_logits, load, loads_or_refuses, store
+from safetensors.numpy import save_file
 from small_checkpoint import described
 
 from ridgeline.backends.native.settings import matrix_format
@@ -212,10 +213,11 @@ def test_bitsandbytes_parts_that_do_not_fit(tmp_path, part, make, said):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 
-def eight_bits(folder, *, layout=0):
+def eight_bits(folder, *, layout=0, outliers=None):
     def quantize(layer, weight):
         codes, scb = RNG.integers(-127, 128, weight.shape).astype(np.int8), positive(len(weight))
         parts = {f"{layer}.weight": codes, f"{layer}.SCB": scb, f"{layer}.weight_format": np.uint8(layout)}
+        parts |= {} if outliers is None else {f"{layer}.outliers": np.array(outliers, np.int32)}
         return parts, codes * (scb / np.float32(127))[:, None]
 
     settings = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_enable_fp32_cpu_offload": False}
@@ -230,6 +232,22 @@ def test_bitsandbytes_int8_stays(tmp_path):
     assert not loads_or_refuses(tmp_path)
     eight_bits(tmp_path, layout=1)
     with pytest.raises(ModelLoadError, match="weight_format is not 0"):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+def test_bitsandbytes_int8_with_outliers_stays(tmp_path):
+    form = check_bits(tmp_path, eight_bits(tmp_path, outliers=[3, 64, 127]))
+    assert form.outliers == 3
+    native()
+    check_logits(tmp_path, stays=True)
+
+
+@pytest.mark.parametrize("outliers", [[], [5, 4], [4, 4], [-1], [256], np.arange(256), [[1]], np.float32([1])], ids=str)
+def test_outliers_are_some_inputs_in_order(tmp_path, outliers):
+    eight_bits(tmp_path)
+    kept = np.asarray(outliers, None if isinstance(outliers, np.ndarray) and outliers.dtype == np.float32 else np.int32)
+    save_file(load(tmp_path) | {f"{EXAMPLE}.outliers": kept}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="save it again"):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 

@@ -85,7 +85,16 @@ static inline bool write_allowed(const float* x, int64_t n, const uint64_t* mask
   return !(any(bad) || rest_bad);
 }
 
-// What `scan_row` finds of them, a part at a time: they are nowhere written as a whole.
+// Whether a mask allows all of n tokens.
+static inline bool allows_all(const uint64_t* mask, int64_t mask_words, int64_t n) {
+  const int64_t num_words = (n + 63) / 64;
+  if (mask_words < num_words) return false;
+  uint64_t common = ~(uint64_t)0;
+  for (int64_t i = 0; i < num_words; i++) common &= mask[i];
+  return !~common;
+}
+
+// What `scan_row` finds of them, a part at a time: they are nowhere written as a whole, nor where all are allowed.
 static inline Scan scan_allowed(const float* x, int64_t n, const uint64_t* mask, int64_t mask_words) {
   constexpr int64_t kPart = 16 * kScanBlock;
   static_assert(kPart % 64 == 0, "a part begins with a word of the mask");
@@ -93,8 +102,12 @@ static inline Scan scan_allowed(const float* x, int64_t n, const uint64_t* mask,
   Scan best{false, -kInfinity, -1};
   for (int64_t begin = 0; begin < n; begin += kPart) {
     const int64_t count = begin + kPart < n ? kPart : n - begin;
-    if (!write_allowed(x + begin, count, mask + begin / 64, mask_words - begin / 64, part)) return {false, 0, 0};
-    const Scan scan = scan_row(part, count, nullptr);
+    const uint64_t* const words = mask + begin / 64;
+    const int64_t words_left = mask_words - begin / 64;
+    const bool all = allows_all(words, words_left, count);
+    if (!all && !write_allowed(x + begin, count, words, words_left, part)) return {false, 0, 0};
+    const Scan scan = scan_row(all ? x + begin : part, count, nullptr);
+    if (!scan.finite && scan.maximum > -kInfinity) return scan;  // NaN or +inf
     if (scan.finite && scan.maximum > best.maximum) best = {true, scan.maximum, begin + scan.at};
   }
   return best;

@@ -11,7 +11,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 `native/bind/step.cpp` reads the same words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -218,6 +218,7 @@ class StepOutput(NamedTuple):
 
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
     sampled_token_ids: IntArray | None = None
+    likeliest_DK: IntArray | None = None  # of greedy rows whose masks allow all, the tokens of the largest logits
     taps: Sequence[Array] = ()  # the program's, float32 [T, H] each, good as long as the logits
 
 
@@ -246,6 +247,9 @@ class Executable(Protocol):
         ...
 
 
+Check = Callable[[StepOutput], None]
+
+
 @runtime_checkable
 class Overlapping(Executable, Protocol):
     """An Executable that computes a step while the calling thread does something else."""
@@ -259,11 +263,11 @@ class Overlapping(Executable, Protocol):
         """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
         ...
 
-    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+    def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
         """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
-        logits of both are in use until it is finished.
+        logits of both are in use until it is finished. `check` may change the other's tokens before that.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Measure a folder that a command made beside the model that it was made of, and keep what was found in it."""
 
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +33,23 @@ EvalTokensOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--num-threads", "-t", min=1, help="Number of compute threads. Default: all cores.")
 ]
+
+DeviceOption = Annotated[str, typer.Option(help="Where it is trained, as torch names it: cpu, cuda, cuda:1, mps.")]
+
+
+@contextmanager
+def training_on(device: str) -> Generator[None]:
+    """Let torch keep new tensors on a device. Raises ConfigError where there is none such."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--device {device} is not one that torch computes on here: {str(error).splitlines()[0]}"
+        ) from error
+    with torch.device(device):
+        yield
 
 
 def use_threads(num_threads: int | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ridgeline.cli._measured import EvalTextOption, EvalTokensOption, OutOption, TextOption, ThreadsOption
+from ridgeline.cli._measured import DeviceOption, EvalTextOption, EvalTokensOption, OutOption, TextOption, ThreadsOption
 from ridgeline.cli._options import MODEL_HELP, with_options
 from ridgeline.compress.recipe import DistillRecipe
 
@@ -21,13 +21,14 @@ def distill(
     eval_text: EvalTextOption = None,
     eval_tokens: EvalTokensOption = 1 << 16,
     num_threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Train a student on its teacher's predictions: ridgeline distill STUDENT --teacher MODEL --out DIR
 
     It begins with the weights that it has, such as those of ridgeline prune, and becomes an ordinary folder. Until then
     DIR.partial has its weights as of the last evaluation.
     """
-    from ridgeline.cli._measured import both_texts, measured, use_threads
+    from ridgeline.cli._measured import both_texts, measured, training_on, use_threads
     from ridgeline.cli.train import reporter
     from ridgeline.compress.calibrate import Loaded
     from ridgeline.compress.distill import distill as distilled
@@ -35,8 +36,9 @@ def distill(
     from ridgeline.weights.save import publish
 
     use_threads(num_threads)
-    texts, pair = both_texts(text, eval_text), (Loaded.open(student), Loaded.open(teacher))
-    partial = distilled(*pair, recipe, texts, out, reporter(Console(stderr=True)))
+    texts, report = both_texts(text, eval_text), reporter(Console(stderr=True))
+    with training_on(device):
+        partial = distilled(Loaded.open(student), Loaded.open(teacher), recipe, texts, out, report)
     if eval_tokens:
         facts = {"method": "distill", "source": student, "teacher": teacher, **asdict(recipe), "text": texts[0].source}
         found = measured(partial, teacher, texts[1], eval_tokens, num_threads, facts)

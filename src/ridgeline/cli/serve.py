@@ -14,9 +14,11 @@ from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import LogFormat, set_up
+from ridgeline.core.options import table
 from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
+ROUNDED_KV = ("int8", "fp8", "int4")
 PLANNED = ("max_num_seqs", "max_num_batched_tokens")  # for --slo, where they are not given
 
 
@@ -74,6 +76,8 @@ def serve(
         return
     set_up(log_format, log_level.upper())
     settings = replace(settings, api_key=api_key)
+    if settings.kv_canary and config.cache.kv_dtype not in ROUNDED_KV:
+        raise ConfigError(f"--kv-canary is for a --kv-dtype of {', '.join(ROUNDED_KV)}; give one, or leave it out")
     if uds is None:
         require_safe_host(host, has_keys=settings.has_keys, insecure_no_auth=insecure_no_auth)
         settings = only_local_names(settings, host)
@@ -92,6 +96,13 @@ def serve(
         _serve(settings, config, listener, uds)
 
 
+def _numbers(config: EngineConfig) -> dict[str, str | int | bool]:
+    """Return the options that change numbers, but for those of keys and values."""
+    asked = {row.name: getattr(getattr(config, row.part), row.field) for row in table(EngineConfig) if row.part}
+    shared = {name: value for name, value in asked.items() if name == "dtype" or name.startswith("quantize")}
+    return {name: value for name, value in shared.items() if value is not None}
+
+
 def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.socket, uds: str | None) -> NoReturn:
     """Serve until a signal or the engine's end, and end with its exit code."""
     from ridgeline.server.listen import url_of
@@ -106,6 +117,11 @@ def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.sock
 
     engine = Engine(config)
     app = create_app(engine, engine.tokenizer, settings)
+    if settings.kv_canary:
+        from ridgeline.server.canary import Canary
+
+        kv_dtype = config.cache.kv_dtype
+        app.state.service.watch_with(Canary(settings.kv_canary, config.model.model, _numbers(config), kv_dtype))
     names = ", ".join(app.state.service.model_names)
     url = url_of(listener, tls=settings.tls_cert is not None)
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ridgeline.cli._measured import EvalTextOption, TextOption, ThreadsOption
+from ridgeline.cli._measured import DeviceOption, EvalTextOption, TextOption, ThreadsOption
 from ridgeline.cli._options import MODEL_HELP, with_options
 from ridgeline.compress.recipe import HeadRecipe
 from ridgeline.core.errors import ConfigError
@@ -36,26 +36,33 @@ def train(
     text: TextOption = None,
     eval_text: EvalTextOption = None,
     num_threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Train a bundled model, or a head that drafts for a model, into an ordinary Hugging Face folder."""
-    from ridgeline.cli._measured import both_texts, use_threads
+    from ridgeline.cli._measured import both_texts, training_on, use_threads
 
     console = Console()
     use_threads(num_threads)
     if preset in HEADS:
         from ridgeline.compress.calibrate import Loaded
+        from ridgeline.compress.distill import token_stream
         from ridgeline.compress.heads import train_head
         from ridgeline.weights.save import publish
 
         if tokenizer is not None:
             raise ConfigError(f"{preset} drafts the tokens of {target}; leave --tokenizer out")
         report = reporter(console, f"of {recipe.draft_tokens} drafted tokens accepted")
-        publish(train_head(preset, Loaded.open(target), recipe, both_texts(text, eval_text), out, report), out)
+        texts = both_texts(text, eval_text)
+        with training_on(device):
+            model = Loaded.open(target)
+            training, held_out = (token_stream(each, model.folder) for each in texts)
+            publish(train_head(preset, model, recipe, (training, held_out), out, report), out)
         console.print(f"{out} is ready: ridgeline serve {target} --speculate {preset.removesuffix('3')}:{out}")
         return
     from ridgeline.compress.bundle import train_bundled
 
-    facts = train_bundled(preset, out, reporter(console), tokenizer_folder=tokenizer, num_tokens=recipe.tokens)
+    with training_on(device):
+        facts = train_bundled(preset, out, reporter(console), tokenizer_folder=tokenizer, num_tokens=recipe.tokens)
     console.print(f"{out}: {facts.num_parameters:,} parameters, {facts.held_out_bits_per_byte:.3f} bits/byte held out")
 
 

@@ -68,7 +68,7 @@ def train_bundled(
     spec = _write_config(preset, tokenizer, out)
     quick = held_out_tokens[:QUICK_EVAL_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
-    started = time.monotonic()
+    device, started = torch.get_default_device(), time.monotonic()
     quick_bits = partial(_held_out_bits, spec=spec, tokens=quick, num_bytes=quick_bytes, dtype=recipe.dtype)
     begun = None if start is None else _weights(start)
     model = initial_model(spec, recipe.seed, begun)
@@ -94,7 +94,7 @@ def train_bundled(
         fills_masks=spec.diffusion is not None,
         starts_from=preset.starts_from,
         training_s=training_s,
-        device=f"{torch.get_num_threads()} CPU threads",
+        device=f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else str(device),
     )
     write_card(out, facts)
     return facts

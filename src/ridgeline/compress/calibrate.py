@@ -57,7 +57,9 @@ class Loaded:
         if spec.head is None or spec.diffusion is not None:
             raise ConfigError(f"{folder.name} predicts no next token: it is an encoder, or fills in masks")
         program = lower(spec)
-        return cls(folder, spec, program, as_tensors(load_weights(folder, spec, program, FLOAT32)))
+        weights = as_tensors(load_weights(folder, spec, program, FLOAT32))
+        device = torch.get_default_device()
+        return cls(folder, spec, program, {name: weight.to(device) for name, weight in weights.items()})
 
 
 def tokenizer_of(folder: ModelFolder) -> Tokenizer:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.dense import DenseModel
+from ridgeline.backends.reference.tensors import autocast
 
 BLOCK_LENGTHS = (8, 16, 32)
 NUM_MASKINGS = 4  # of a window whose bits are measured
@@ -31,9 +32,9 @@ def diffusion_bits(model: DenseModel, tokens: np.ndarray, num_bytes: int, mask_i
     """Estimate an upper bound on bits per byte of the text of `tokens`, over NUM_MASKINGS maskings per window."""
     length, rng = model.program.context_length, np.random.default_rng(0)
     nats = 0.0
-    with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.inference_mode(), autocast(dtype):
         for start in range(0, len(tokens) - 1, length):
-            window = torch.from_numpy(tokens[start : start + length].astype(np.int64))[None]
+            window = torch.as_tensor(tokens[start : start + length].astype(np.int64))[None]
             bounds = [_bound(model, window, mask_id, 1, BLOCK_LENGTHS[-1], rng).item() for _ in range(NUM_MASKINGS)]
             nats += (window.shape[1] - 1) * fmean(bounds)
     return nats / math.log(2) / num_bytes
@@ -54,13 +55,13 @@ def _bound(
     shares = (rng.permuted(np.arange(batch * num_blocks)) + rng.random(batch * num_blocks)) / (batch * num_blocks)
     share_BK = np.maximum(shares.reshape(batch, num_blocks), MIN_MASKED)
     share_BK = np.concatenate([np.zeros((batch, 1)), share_BK], axis=1)
-    share_BT = torch.from_numpy(share_BK[:, block_T])
-    masked_BT = torch.from_numpy(rng.random((batch, length))) < share_BT
+    share_BT = torch.as_tensor(share_BK[:, block_T])
+    masked_BT = torch.as_tensor(rng.random((batch, length))) < share_BT
     noisy_BT = torch.where(masked_BT, mask_id, tokens_BT)
     logits = model(
         torch.cat([tokens_BT, noisy_BT], dim=1),
         positions_T=torch.arange(length).repeat(2),
-        visible_TT=_visible(torch.from_numpy(block_T)),
+        visible_TT=_visible(torch.as_tensor(block_T)),
     )[:, length:]
     nats = F.cross_entropy(logits[masked_BT].float(), tokens_BT[masked_BT], reduction="none")
     return (nats / share_BT[masked_BT]).sum() / (batch * (length - num_prompt))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.dense import DenseModel, dense_values
-from ridgeline.backends.reference.tensors import as_arrays
+from ridgeline.backends.reference.tensors import as_arrays, autocast
 from ridgeline.compress.calibrate import Loaded, layers_of, tokenizer_of
 from ridgeline.compress.recipe import DistillRecipe
 from ridgeline.compress.train import Loss, Progress, Recipe, TokenStream, bits_per_byte, train
@@ -39,15 +39,16 @@ class Distillation(Loss):
         own, others = (_outputs(each) if recipe.hidden_loss else () for each in (student, teacher.program))
         theirs = [others[-(-(at + 1) * len(others) // len(own)) - 1] for at in range(len(own))]
         self._student, self._teacher = replace(student, taps=tuple(own)), replace(teacher.program, taps=tuple(theirs))
-        generator = torch.Generator().manual_seed(recipe.seed)
+        generator = torch.Generator("cpu").manual_seed(recipe.seed)
         width, wider = student.weights["embed.weight"][1], teacher.program.weights["embed.weight"][1]
-        drawn = [torch.randn(wider, width, generator=generator) / math.sqrt(width) for _ in own if width != wider]
+        drawn = [torch.randn(wider, width, generator=generator, device="cpu") for _ in own if width != wider]
+        drawn = [(matrix / math.sqrt(width)).to(torch.get_default_device()) for matrix in drawn]
         self.projections = torch.nn.ParameterList([torch.nn.Parameter(matrix) for matrix in drawn])
 
     def forward(self, model: DenseModel, window_BT: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Return KL(teacher || student) of a token at the temperature, times its square, nats, and what hiddens add."""
         ids_BT = window_BT[:, :-1]
-        with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
+        with autocast(self._dtype):
             with torch.no_grad():
                 theirs = dense_values(self._teacher, self._weights, ids_BT)
             own = dense_values(self._student, model.named_weights(), ids_BT)

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ridgeline.backends.reference.dense import DenseMemory, DenseModel, dense_inputs, dense_values
 from ridgeline.backends.reference.interpreter import interpret
-from ridgeline.backends.reference.tensors import as_arrays
+from ridgeline.backends.reference.tensors import as_arrays, autocast
 from ridgeline.compress.calibrate import Loaded
-from ridgeline.compress.distill import token_stream
 from ridgeline.compress.recipe import HeadRecipe
 from ridgeline.compress.train import Loss, Progress, Recipe, TokenStream, initial_weights, train
 from ridgeline.core.dtypes import BFLOAT16, Array, to_dtype
@@ -27,7 +26,6 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import IntArray
 from ridgeline.program.lower.heads import MedusaHeads, lower_eagle, lower_medusa, tapped
 from ridgeline.program.op import FEATURES, LOGIT_ROWS, Program
-from ridgeline.quality.texts import Texts
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.heads import AUX_LAYERS, MODULES, read_eagle
 from ridgeline.weights.save import new_folder, write_tensors
@@ -52,7 +50,7 @@ class Head(Loss):
     ) -> None:
         super().__init__()
         self._tapped, self._weights = tapped(model.program, layers), model.weights
-        self.ids_K, self._tokens_ahead = torch.from_numpy(ids_K), tokens_ahead
+        self.ids_K, self._tokens_ahead = torch.as_tensor(ids_K), tokens_ahead
         shapes = {name: shape for program in programs for name, shape in program.weights.items()}
         own = {name: shape for name, shape in shapes.items() if name.startswith("draft.")}
         self.program = replace(programs[-1], weights=own)
@@ -68,33 +66,34 @@ class Head(Loss):
 
     def forward(self, model: DenseModel, window_BT: Tensor, rng: np.random.Generator) -> Tensor:
         """Return the mean cross entropy of the tokens ahead, nats, the nearer ones weighed higher."""
-        said, drafted, _ = self.both(model, window_BT)
+        logits_BTV, drafted = self.both(model, window_BT)
+        said = self._ahead((logits_BTV[..., self.ids_K] - logits_BTV.logsumexp(-1, keepdim=True)).exp())
         loss_J = -(said * drafted.log_softmax(-1)).sum(-1).mean((0, 1))
         weights_J = LATER_WEIGHT ** torch.arange(len(loss_J))
         return (loss_J * weights_J).sum() / weights_J.sum()
 
-    def both(self, model: DenseModel, window_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the model's probabilities of the head's tokens, the head's logits and the model's likeliest tokens.
-
-        [B, places, tokens ahead, K], without K for the last.
-        """
+    def both(self, model: DenseModel, window_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of the model, [B, T, V], and of the head, [B, places, tokens ahead, K], in float32."""
         batch, length = window_BT.shape
         count = length - self._tokens_ahead
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast(torch.bfloat16):
             with torch.no_grad():
                 values = dense_values(self._tapped, self._weights, window_BT)
                 hidden_BTW = torch.cat([values[name] for name in self._tapped.taps], -1).unflatten(0, (batch, length))
                 logits_BTV = values[self._tapped.result].unflatten(0, (batch, length)).float()
-                said_BTK = logits_BTV.softmax(-1)[..., self.ids_K]
             drafted = self.drafted({**self._weights, **model.named_weights()}, window_BT, hidden_BTW, count).float()
-        places = [slice(1 + j, 1 + j + count) for j in range(self._tokens_ahead)]
-        said, best = (torch.stack([x[:, each] for each in places], 2) for x in (said_BTK, logits_BTV.argmax(-1)))
-        return said, drafted, best
+        return logits_BTV, drafted
+
+    def _ahead(self, of_places: Tensor) -> Tensor:
+        """Lay what the model has at each place, [B, T, ..], beside the place that drafts it, [B, places, ahead, ..]."""
+        count = of_places.shape[1] - self._tokens_ahead
+        return torch.stack([of_places[:, 1 + j : 1 + j + count] for j in range(self._tokens_ahead)], 2)
 
     def num_accepted(self, model: DenseModel, windows_BT: Tensor) -> float:
         """Return how many drafted tokens are right before the first wrong one, greedily, in the mean of the places."""
         with torch.inference_mode():
-            _, drafted, best = self.both(model, windows_BT)
+            logits_BTV, drafted = self.both(model, windows_BT)
+        best = self._ahead(logits_BTV.argmax(-1))
         return float((self.ids_K[drafted.argmax(-1)] == best).cumprod(-1).sum(-1).float().mean())
 
 
@@ -140,7 +139,7 @@ class Eagle(Head):
             module, _, part = name.rpartition(".")
             inside = "" if names[module] in ("fc", "norm", "lm_head") else "midlayer."
             tensors[f"{inside}{names[module]}.{part}"] = weight
-        ids_K = self.ids_K.numpy()
+        ids_K = self.ids_K.cpu().numpy()
         known_V = np.zeros(self._vocab_size, dtype=np.bool_)
         known_V[ids_K] = True
         return self.config, tensors | {"d2t": ids_K - np.arange(len(ids_K)), "t2d": known_V}
@@ -161,7 +160,7 @@ class Medusa(Head):
         return logits.unflatten(-1, (self._heads.num_heads, -1)).unflatten(0, (len(ids_BT), count))
 
     def stored(self, weights: Mapping[str, Array]) -> tuple[Mapping[str, object], dict[str, Array]]:
-        tensors = {"token_map": self.ids_K.numpy()}
+        tensors = {"token_map": self.ids_K.cpu().numpy()}
         for name, weight in weights.items():
             short = name.removeprefix("draft.heads.")
             number, _, rest = short.partition(".")
@@ -179,19 +178,19 @@ def train_head(
     kind: str,
     model: Loaded,
     recipe: HeadRecipe,
-    texts: tuple[Texts, Texts],
+    streams: tuple[TokenStream, TokenStream],
     out: Path,
     report: Callable[[Progress], None],
 ) -> Path:
-    """Write a head of `HEADS`, trained on the first of two texts, into a folder beside `out`, and return that.
+    """Write a head of `HEADS`, trained on the first of two token streams, into a folder beside `out`, and return that.
 
-    The folder is written at every evaluation, which counts the drafted tokens that are accepted on the second text.
-    Raises ConfigError for a model without what a head needs, and for a text without tokens.
+    The folder is written at every evaluation, which counts the drafted tokens that are accepted on the second one.
+    Raises ConfigError for a model without what a head needs, and for a held-out text shorter than a window.
     """
     if model.spec.head is None or not model.spec.layers:
         raise ConfigError(f"{model.folder.name} predicts no next token, so no head drafts for it")
     partial = new_folder(out)
-    training, held_out = (token_stream(each, model.folder) for each in texts)
+    training, held_out = streams
     head = HEADS[kind](model, _frequent(training, recipe.draft_vocab_size, model.spec.vocab_size), recipe.draft_tokens)
     length = min(recipe.window_tokens, model.program.context_length, len(training) - 1)
     run = Recipe(
@@ -206,7 +205,7 @@ def train_head(
     ends = range(length, len(held_out), length)[:HELD_OUT_WINDOWS]
     if not ends:
         raise ConfigError(f"the held-out text has {len(held_out)} tokens, and a window {length}; give a longer one")
-    windows_BT = torch.from_numpy(np.stack([held_out[end - length : end] for end in ends]).astype(np.int64))
+    windows_BT = torch.as_tensor(np.stack([held_out[end - length : end] for end in ends]).astype(np.int64))
     for progress in train(drafting, run, training, lambda model: head.num_accepted(model, windows_BT), head):
         report(progress)
         if progress.held_out is not None:

@@ -41,11 +41,13 @@ def wide_matrices(
     together: Sequence[frozenset[str]],
     grids: tuple[Grid, Grid],
     mean_bits: float,
+    kl: float,
     seed: int,
 ) -> frozenset[str]:
     """Return the weights that get the second of two grids, so that all have `mean_bits` in the mean or less.
 
-    Those of a set of `together` are chosen as one. Weights that no linear op multiplies by stay with the first grid.
+    No more get it than what the others cost together, as estimated, is `kl` bits per token. Those of a set of
+    `together` are chosen as one. Weights that no linear op multiplies by stay with the first grid.
     """
     narrow, wide = grids
     taps = taps_of(program, weights, batches, frozenset[str]().union(*together), seed)
@@ -56,10 +58,10 @@ def wide_matrices(
             gains.append((gain, _bits(program, names, wide) - _bits(program, names, narrow), names))
     all_names = frozenset[str]().union(*together)
     room = mean_bits * sum(math.prod(program.weights[name]) for name in all_names) - _bits(program, all_names, narrow)
-    chosen = frozenset[str]()
-    for _, more, names in sorted(gains, key=lambda each: -each[0] / each[1]):
-        if more <= room:
-            room, chosen = room - more, chosen | names
+    chosen, left = frozenset[str](), sum(gain for gain, _, _ in gains)
+    for gain, more, names in sorted(gains, key=lambda each: -each[0] / each[1]):
+        if left > kl and more <= room:
+            room, left, chosen = room - more, left - gain, chosen | names
     return chosen
 
 

@@ -45,6 +45,7 @@ from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
 from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, hqq, unpacked
 from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.packing.outliers import in_given_order
 from ridgeline.weights.quality import QUALITY_FILE, quality_path
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
@@ -75,6 +76,7 @@ class QuantizeJob:
         self.out, self.partial = out, new_folder(out)
         self._form, self._method = recipe.form(), load(recipe.method)
         self._written: str | None = getattr(self._method, "FORMAT", None)
+        self._is_bitsandbytes = self._form.code == "nf4" or self._written == "llm-int8"
         self._spec = read_spec(folder.config)
         program = lower(self._spec)
         self._program = for_context(program, min(recipe.length, program.context_length))
@@ -88,6 +90,7 @@ class QuantizeJob:
             reasons = "; ".join(dict.fromkeys(self.left_out.values())) or "it has no linear layers"
             raise ConfigError(f"{folder.name} has no matrix that can be quantized: {reasons}")
         self._layers = layers_of(self._program)
+        self._linear = {op.weights[0] for op in self._program.ops if op.kind == "linear"}
         self.calibrates = self._method.NEEDS_STATISTICS
         self.reports: list[MatrixReport] = []
         self._wide = frozenset[str]()
@@ -95,7 +98,7 @@ class QuantizeJob:
     def run(self, report: Callable[[Progress], None]) -> Path:
         """Write all shards and everything beside them into the partial folder, and return it."""
         weights = StreamedWeights(self._folder, self._spec, self._program, FLOAT32)
-        batches = self._windows() if self.calibrates or self._recipe.mean_bits is not None else []
+        batches = self._windows() if self.calibrates or self._recipe.mixed_bits is not None else []
         self._wide = self._begin(weights, batches)
         with torch.inference_mode():
             self._quantize(weights, Flow(self._program, batches if self.calibrates else []), report)
@@ -171,7 +174,7 @@ class QuantizeJob:
                 raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
             return frozenset(state["wide"])
         wide = frozenset[str]()
-        if self._recipe.mean_bits is not None:
+        if self._recipe.mixed_bits is not None:
             dtype = TORCH_DTYPES[self._dtype]
             wide = wide_matrices(
                 self._program,
@@ -179,7 +182,8 @@ class QuantizeJob:
                 batches,
                 self._together(),
                 (Grid(self._form, dtype), Grid(INT8, dtype)),
-                self._recipe.mean_bits,
+                self._recipe.mixed_bits,
+                self._recipe.budget_kl or 0.0,
                 self._recipe.seed,
             )
         self.partial.mkdir(parents=True, exist_ok=True)
@@ -214,7 +218,9 @@ class QuantizeJob:
                 layer = name.removesuffix(".weight")
                 if self._form.zero == "minima":
                     tensors |= hqq.packed_tensors(layer, stored)
-                elif self._form.code == "nf4":
+                elif self._is_bitsandbytes:
+                    if not self._linear.issuperset(source.rename.targets):  # what is no linear layer has no outliers
+                        stored = in_given_order(stored)
                     tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
                 else:
                     tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
@@ -276,7 +282,7 @@ class QuantizeJob:
         ignored = sorted({*plain, "lm_head"})
         if self._form.zero == "minima":
             return hqq.quantization_config(self._form.bits, self._form.group, ignored)
-        if self._form.code == "nf4":
+        if self._is_bitsandbytes:
             return bitsandbytes.quantization_config(self._form, ignored)
         others = {INT8: sorted(wide)} if wide else {}
         return compressed_tensors.quantization_config(self._form, ignored, others, self._written)
@@ -328,7 +334,8 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
     order = np.argsort(take_ranges(np.arange(len(whole.codes)), 0, at))
     points = None if whole.points is None else whole.points[order]
     minima = None if whole.minima is None else whole.minima[order]
-    return StoredMatrix(whole.format, whole.codes[order], whole.scales[order], points, minima)
+    codes, scales = whole.codes[order], whole.scales[order]
+    return replace(whole, codes=codes, scales=scales, points=points, minima=minima)
 
 
 def _reports_of(shard: Path) -> Path:

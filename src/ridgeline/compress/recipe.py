@@ -35,7 +35,8 @@ class Recipe(Calibration):
     method: str = option(
         "gptq",
         "How weights are rounded: gptq, awq, hqq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as "
-        "bitsandbytes does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well. "
+        "bitsandbytes does; fp8, to 8-bit floats; smoothquant or llm-int8, to 8 bits for inputs that are rounded as "
+        "well, of the latter all but outliers. "
         "wanda or sparsegpt: two of every four weights become zero, and none is rounded.",
         metavar="NAME",
     )
@@ -54,15 +55,28 @@ class Recipe(Calibration):
         above=4,
         high=9,
     )
+    budget_kl: float | None = option(
+        None,
+        "KL in bits per token, estimated for rounding to nearest: as few matrices get 8 bits as keep it, within "
+        "--mean-bits where that is given.",
+        above=0,
+    )
 
     def __post_init__(self) -> None:
         Calibration.__post_init__(self)
         form = self.form()
         least = form.bits + 16 / form.group if form.group else 8
+        if self.budget_kl is not None and self.bits == 8:
+            raise ConfigError("budget_kl is for --bits 4, of which some matrices get 8")
         if self.mean_bits is not None and (self.bits == 8 or self.mean_bits < least):
             raise ConfigError(
                 f"mean_bits is for --bits 4 and from {least:g} on, what all weights have, got {self.mean_bits:g}"
             )
+
+    @property
+    def mixed_bits(self) -> float | None:
+        """Bits of a weight in the mean that may not be exceeded where matrices have 4 or 8; None: all have one."""
+        return self.mean_bits if self.budget_kl is None or self.mean_bits is not None else 9.0
 
     def form(self) -> "StoredFormat":
         """Return how matrices are stored. Raises ConfigError for what no kernel and no other engine has."""
@@ -71,19 +85,19 @@ class Recipe(Calibration):
 
         if self.method in scheme_names():
             form = scheme(self.method).stored_format(self.group_size, self.zero_points)
-            if self.bits not in (4, form.bits) or self.mean_bits is not None:
-                raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits and mean_bits out")
+            if self.bits not in (4, form.bits) or self.mixed_bits is not None:
+                raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits, mean_bits and budget_kl out")
             return form
-        if self.method == "smoothquant":
-            if self.group_size or self.zero_points or self.mean_bits is not None:
-                raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
+        if self.method in ("smoothquant", "llm-int8"):
+            if self.group_size or self.zero_points or self.mixed_bits is not None:
+                raise ConfigError(f"method {self.method} has 8 bits and a scale per output; leave other options out")
             return StoredFormat("uniform", 8, 0, scale="float32")
         if self.method in SPARSE:
-            if self.group_size is not None or self.zero_points or self.mean_bits is not None:
+            if self.group_size is not None or self.zero_points or self.mixed_bits is not None:
                 raise ConfigError(f"method {self.method} rounds nothing; leave options of rounding out")
             return StoredFormat("uniform", 8, 4)  # inputs of which two are zero
         if self.method == "hqq":
-            if self.zero_points or self.mean_bits is not None or self.group_size not in (None, *GROUP_SIZES):
+            if self.zero_points or self.mixed_bits is not None or self.group_size not in (None, *GROUP_SIZES):
                 raise ConfigError(
                     "method hqq has groups of 32, 64 or 128 and zeros of its own; leave other options out"
                 )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.dense import DenseModel
+from ridgeline.backends.reference.tensors import autocast
 from ridgeline.compress.diffusion import diffusion_loss
 from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec
@@ -73,7 +74,7 @@ class TextLoss(Loss):
 
     def forward(self, model: DenseModel, window_BT: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Return the mean loss of a token, nats."""
-        with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
+        with autocast(self._dtype):
             if self._diffusion is not None:
                 return diffusion_loss(model, window_BT[:, :-1], self._diffusion.mask_id, rng)
             logits = model(window_BT[:, :-1])
@@ -82,7 +83,7 @@ class TextLoss(Loss):
 
 def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
     """Draw fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         if name.endswith((".bias", ".attn.o.weight", ".ffn.down.weight")):
@@ -91,7 +92,8 @@ def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[st
             weights[name] = torch.ones(shape)
         else:
             deviation = 0.02 if name == "embed.weight" else 0.5 / math.sqrt(shape[1])
-            weights[name] = torch.randn(shape, generator=generator) * deviation
+            drawn = torch.randn(shape, generator=generator, device="cpu") * deviation  # the same for every device
+            weights[name] = drawn.to(torch.get_default_device())
     return weights
 
 
@@ -135,9 +137,9 @@ def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype:
     """Measure the bits that the model needs per byte of the text behind `tokens`, in windows of its whole context."""
     length = model.program.context_length
     nats = 0.0
-    with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.inference_mode(), autocast(dtype):
         for start in range(0, len(tokens) - 1, length):
-            window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))[None]
+            window = torch.as_tensor(tokens[start : start + length + 1].astype(np.int64))[None]
             logits = model(window[:, :-1])
             nats += F.cross_entropy(logits[0].float(), window[0, 1:], reduction="sum").item()
     return nats / math.log(2) / num_bytes
@@ -168,4 +170,4 @@ def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Genera
     long = step >= recipe.num_steps * (1 - recipe.long_fraction)
     length = min(recipe.sequence_lengths[1 if long else 0], len(tokens) - 1)
     starts = rng.integers(0, len(tokens) - length, size=max(1, recipe.batch_tokens // length))
-    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+    return torch.as_tensor(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))

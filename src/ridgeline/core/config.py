@@ -208,6 +208,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+        if (drafting := self.speculation.draft_quantize) not in (known := ["auto", "none", *scheme_names()]):
+            raise ConfigError(f"draft_quantize must be one of {', '.join(known)}, got {drafting!r}")
         if any(not name for name in self.adapters):
             raise ConfigError("an adapter needs a name: name=folder")
         if len(self.adapters) > (most := self.max_loras or MAX_LORAS):
@@ -268,6 +270,7 @@ class EngineOptions(TypedDict, total=False):
     adaptive_speculation: bool
     draft_sample_method: DraftSampleMethod
     rejection_sample_method: RejectionSampleMethod
+    draft_quantize: str
     prompt_lookup_min: int
     prompt_lookup_max: int
     suffix_decoding_max_tree_depth: int

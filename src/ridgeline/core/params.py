@@ -200,6 +200,11 @@ class SamplingParams:
         return self.stop if isinstance(self.stop, tuple) else (str(self.stop),)
 
     @property
+    def takes_largest(self) -> bool:
+        """True when each token is the one of the largest logit, of those that may follow."""
+        return self.greedy and not (self.logit_bias or self.needs_history or self.min_tokens)
+
+    @property
     def needs_history(self) -> bool:
         """True when deciding a token takes the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -60,6 +60,12 @@ class SpeculationConfig:
         "How probabilistic drafts are accepted: standard one by one; block together, never fewer on average. typical "
         "accepts any draft that is likely enough, which changes what is sampled without a seed: it is lossy.",
     )
+    draft_quantize: str = option(
+        "auto",
+        "Quantize the weights of what drafts, by a scheme of --quantize, or none; wrong drafts cost time and no token. "
+        "auto takes the scheme of the model's, else int8; what is stored in few bits stays so.",
+        metavar="SCHEME",
+    )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
     suffix_decoding_max_tree_depth: int = option(24, "Matching tokens that suffix tells from fewer.", low=2, high=256)

@@ -21,7 +21,7 @@ WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medu
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
 NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1}
-KNOWN = ("method", "model", "adaptive", "parallel_drafting", *SAME, *WITHOUT_MEANING, *NEUTRAL)
+KNOWN = ("method", "model", "quantization", "adaptive", "parallel_drafting", *SAME, *WITHOUT_MEANING, *NEUTRAL)
 
 
 def speculation_options(given: str | Mapping[str, object]) -> dict[str, Any]:
@@ -38,6 +38,8 @@ def speculation_options(given: str | Mapping[str, object]) -> dict[str, Any]:
         fix = "drafts that are right at a given rate are measured by python -m benchmarks.speculation.oracle"
         raise ConfigError(f"speculative_config: rejection_sample_method 'synthetic' accepts wrong tokens; {fix}")
     options: dict[str, Any] = {name: keys[name] for name in SAME if keys.get(name) is not None}
+    if keys.get("quantization") is not None:
+        options["draft_quantize"] = keys["quantization"]
     if "prompt_lookup_max" in options and "prompt_lookup_min" not in options:
         options["prompt_lookup_min"] = min(2, options["prompt_lookup_max"])
     elif "prompt_lookup_min" in options and "prompt_lookup_max" not in options:

@@ -8,10 +8,10 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ridgeline.core.params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 PENDING = -1  # in a span, the token that a step in flight samples
+NO_TOKEN = -1  # what is sampled from logits that are not finite
 Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint64]  # of tokens: bit i % 64 of word i // 64 is token i
 
@@ -160,6 +161,16 @@ class Trial(NamedTuple):
     joint: bool = False
 
 
+class Checker(Protocol):
+    """Looks at tokens of a row whose mask allows all, in place of what it would take to find out the mask."""
+
+    allowed: Mask
+
+    def first_allowed(self, likeliest: Iterable[int]) -> int | None:
+        """Return the first of the tokens that is allowed; None where none is: `allowed` is the mask then."""
+        ...
+
+
 class SampleRow(NamedTuple):
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
@@ -167,7 +178,7 @@ class SampleRow(NamedTuple):
     `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
     With a `trial` the token is that one or another, by the rules of `decoding/rejection.py`; with `typical` it is the
     first of these that is likely enough, which samples from another distribution. `tells_weights`: the outcome says
-    what it is from.
+    what it is from. A `checker` has the last word on the token.
     """
 
     seq_id: int
@@ -183,6 +194,7 @@ class SampleRow(NamedTuple):
     trial: Trial | None = None
     tells_weights: bool = False
     typical: Sequence[int] = ()
+    checker: Checker | None = None
 
 
 @dataclass(frozen=True, slots=True)

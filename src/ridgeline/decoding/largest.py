@@ -4,7 +4,7 @@ The columns are divided into groups. The k-th largest of the groups' maxima is a
 few more do: only these are sorted.
 """
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from ridgeline.core.arrays import Array
 
@@ -20,8 +20,14 @@ def largest(logits_V: Array, k: int) -> tuple[Array, Array]:
     num_groups = num_columns // group  # at least k
     # Column c is in group c mod num_groups: rows of maxima are taken side by side.
     maxima_G = xp.max(xp.reshape(logits_V[: group * num_groups], (group, num_groups)), axis=0)
-    floor = xp.sort(maxima_G)[num_groups - k]
-    (columns_C,) = xp.nonzero(~(logits_V < floor))  # a NaN is among them
+    floor = xp.sort(maxima_G, stable=False)[num_groups - k]
+    (groups_F,) = xp.nonzero(~(maxima_G < floor))  # a NaN is among them
+    place = {"dtype": groups_F.dtype, "device": device(logits_V)}
+    rows = xp.arange(0, group * num_groups, num_groups, **place)
+    rest = xp.arange(group * num_groups, num_columns, **place)
+    columns_C = xp.concat([xp.reshape(rows[:, None] + groups_F, (-1,)), rest])  # ascending within a row, as rows are
     values_C = logits_V[columns_C]
+    (reaching_C,) = xp.nonzero(~(values_C < floor))
+    columns_C, values_C = columns_C[reaching_C], values_C[reaching_C]
     order_K = xp.argsort(values_C, descending=True, stable=True)[:k]
     return values_C[order_K], columns_C[order_K]

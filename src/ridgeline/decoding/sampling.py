@@ -14,7 +14,8 @@ from array_api_compat import array_namespace, device
 
 from ridgeline.backends.step import SamplingMetadata, StepOutput, Trials
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
+from ridgeline.core.step import NO_TOKEN, Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
+from ridgeline.decoding.checking import Checked, checked_token
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
@@ -27,8 +28,7 @@ _MAX_SAMPLED = 1 << 18  # logits that are truncated and sampled from at a time: 
 _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps of a few shapes take turns
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
-_NO_TOKEN = -1
-_BARE = ((), (), (), None, None, False, ())  # what a row has behind `prompt_ids` where its parameters say it all
+_BARE = ((), (), (), None, None, False, (), None)  # what a row has behind `prompt_ids` where its parameters say it all
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class _InStep:
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
     masks: list[Mask]  # of the plain rows that have one
+    checked: list[Checked]
     drafted: list[list[int]]  # the plain rows with a trial, in groups that are verified together
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
@@ -83,7 +84,9 @@ class Sampler:
         masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
         drafted = _together(rows, [i for i in plain if rows[i].trial is not None])
-        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, drafted)
+        checkers = [(at, rows[i].row, rows[i].checker) for at, i in enumerate(plain)]
+        checked = [Checked(at, row, checker) for at, row, checker in checkers if checker is not None]
+        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, checked, drafted)
         self._last = self._recent[len(rows)] = _InStep(rows, *of_rows)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
@@ -93,6 +96,11 @@ class Sampler:
         """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
         if self._last is not None and self._last.masks:
             np.concatenate(self._last.masks, out=sampling.masks_MW.reshape(-1))
+
+    @property
+    def checked(self) -> Sequence[Checked]:
+        """Return what checks the tokens that the backend samples of the rows whose metadata were asked for last."""
+        return () if self._last is None else self._last.checked
 
     def trials(self) -> Trials | None:
         """Return the drafted tokens of the rows whose metadata were asked for last, where the backend verifies some."""
@@ -126,13 +134,16 @@ class Sampler:
             last = None
         if last is not None and last.bare and in_step is not None and not prompt_rows:
             return tuple(map(_sampled, last.seq_ids, in_step.tolist())), ()
-        token_ids, pending = [_NO_TOKEN] * len(rows), list(range(len(rows)))
+        token_ids, pending = [NO_TOKEN] * len(rows), list(range(len(rows)))
         if in_step is not None:
             plain = self._plain(rows) if last is None else last.plain
             for i, token_id in zip(plain, in_step.tolist(), strict=True):
                 token_ids[i] = token_id
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
+        for i in pending:
+            if (checker := rows[i].checker) is not None:
+                token_ids[i] = checked_token(checker, token_ids[i], np.asarray(output.logits_RV[rows[i].row]))
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         decided = enumerate(zip(rows, token_ids))
         sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]
@@ -197,7 +208,7 @@ class Sampler:
         return weights_V
 
     def _decide(self, logits_RV: Array, rows: Sequence[SampleRow]) -> list[int]:
-        """Return the token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
+        """Return the token ids of `rows`, all of one path; NO_TOKEN where processing left nothing finite."""
         xp, logits_GV = array_namespace(logits_RV), _select(logits_RV, [row.row for row in rows])
         if edits := _used(self._edits, rows):
             logits_GV = _apply(edits, _own(logits_GV), rows)
@@ -211,7 +222,7 @@ class Sampler:
             token_G = xp.take_along_axis(token_GC, column_G[:, None], axis=1)[:, 0]
         else:
             token_G, finite_G = self._random_sample(logits_GV if edits else _own(logits_GV), rows)
-        return xp.where(finite_G, token_G, _NO_TOKEN).tolist()
+        return xp.where(finite_G, token_G, NO_TOKEN).tolist()
 
     def _random_sample(self, logits_GC: Array, rows: Sequence[SampleRow]) -> tuple[Array, Array]:
         """Sample columns int64 [G] of logits whose edits are done, and tell which may be used; writes to the logits."""
@@ -234,7 +245,7 @@ class Sampler:
 
 
 def _sampled(seq_id: int, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
-    return SampledToken(seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
+    return SampledToken(seq_id, token_id, logprob, _NOT_FINITE if token_id == NO_TOKEN else None)
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:
@@ -355,6 +366,6 @@ def _requested_logprobs(
     wanted = {
         i: (row.row, token_id, row.params.logprobs)
         for i, (row, token_id) in enumerate(zip(rows, token_ids))
-        if row.params.logprobs is not None and token_id != _NO_TOKEN
+        if row.params.logprobs is not None and token_id != NO_TOKEN
     }
     return dict(zip(wanted, token_logprobs(logits_RV, list(wanted.values())))) if wanted else {}

@@ -138,6 +138,7 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
         output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
         stop_ids=tuple(view.request.stop_ids) if num_output < params.min_tokens else (),
         allowed=None if view.grammar is None else view.grammar.allowed,
+        checker=view.grammar if view.grammar is not None and view.grammar.guesses else None,
     )
 
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def compute_masks(scheduler: "Scheduler") -> None:
-    """Find out what the oldest plan in flight may sample by the grammars, now that all before it is taken in."""
+    """Find out what the oldest plan in flight may sample by the grammars, now that all before it is taken in; where a
+    grammar rarely forbids the likeliest token, that is looked at once it is there."""
     for seq in [one for first in scheduler.running() if first.grammar is not None for one in (first, *first.siblings)]:
         try:
             if seq.grammar is not None:
-                seq.grammar.mask()
+                seq.grammar.prepare()
         except Exception as error:
             scheduler.fault(seq, error)
 

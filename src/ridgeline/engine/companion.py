@@ -16,7 +16,7 @@ from ridgeline.backends.select import select
 from ridgeline.backends.step import ChainEnds, Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.speculation import OWN_DRAFTER, SpeculationConfig
@@ -32,6 +32,7 @@ from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.heads import HeadSource, open_eagle, open_predictor
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.medusa import open_medusa
@@ -149,6 +150,7 @@ def _plan_model(
         model = open_model(own)
     except (ConfigError, ModelLoadError) as error:
         raise type(error)(f"{name} cannot draft: {error}") from error
+    own = replace(own, quantize=_quantize(config, model.folder))
     if model.spec.diffusion is not None or embeds(asked, model.spec):
         raise ConfigError(f"{name} cannot draft: it does not continue text token by token")
     _check_states(name, model.program)
@@ -174,7 +176,8 @@ def _plan_first_layers(
     program, name = lower(spec), f"layers 1 to {number} of {target.folder.name}"
     _check_states(name, program)
     backend = replace(config.backend, pack_cache=False)  # packs are named by the model's files alone
-    own = replace(config, backend=backend, speculation=SpeculationConfig(), adapters={})
+    parts = {"backend": backend, "speculation": SpeculationConfig(), "quantize": _quantize(config)}
+    own = replace(config, **parts, adapters={})
     tensors = partial(StreamedWeights, target.folder, target.spec, target.base)
     model = ModelSource(replace(target.folder, name=name), spec, program, program, tensors=tensors)
     chosen, why = select(model, own, offered)
@@ -191,7 +194,7 @@ def _plan_head(
     if not source.fold:  # Medusa heads compute a row of each sequence
         scheduler = replace(scheduler, max_num_batched_tokens=scheduler.max_num_seqs)
     parts = {"cache": cache, "backend": backend, "scheduler": scheduler, "speculation": SpeculationConfig()}
-    own = replace(config, **parts, adapters={}, max_loras=0)
+    own = replace(config, **parts, quantize=_quantize(config), adapters={}, max_loras=0)
     folder, tensors = replace(target.folder, name=source.path.name), partial(_tensors, source, target)
 
     def planned(program: Program) -> CompanionPlan:
@@ -200,6 +203,16 @@ def _plan_head(
         return CompanionPlan(own, model, backend.plan(model, own), target.spec.vocab_size, why)
 
     return replace(planned(source.step), source=source, fold=planned(source.fold).plan if source.fold else None)
+
+
+def _quantize(config: EngineConfig, folder: ModelFolder | None = None) -> QuantizeConfig:
+    """Return how what drafts is quantized; a folder of its own may have it in few bits already."""
+    asked, own = config.speculation.draft_quantize, config.quantize
+    stored = folder is not None and (folder.gguf is not None or "quantization_config" in folder.config)
+    if asked == "auto" and (own.scheme is not None or stored):
+        return own
+    scheme = {"auto": "int8", "none": None}.get(asked, asked)
+    return QuantizeConfig(scheme=scheme, inputs=own.inputs)
 
 
 def _folded(executor: InlineExecutor, hidden_TW: Vectors) -> Vectors:

@@ -176,4 +176,4 @@ def _spans(first: Items[Span], shift: int, token_ids: Items[int], pending: int) 
 
 def _rows(first: Items[SampleRow], shift: int) -> Iterable[SampleRow]:
     for row in first:
-        yield _new(SampleRow, (*row[:4], row[4] + shift, row[5], (), (), (), row[9], None, False, ()))
+        yield _new(SampleRow, (*row[:4], row[4] + shift, row[5], (), (), (), row[9], None, False, (), row[13]))

@@ -7,6 +7,7 @@ something else; other executors put a device, a process or a gang of machines be
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
 from ridgeline.core.step import PENDING, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
+from ridgeline.decoding.checking import Checked, check_tokens
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 
@@ -126,6 +128,7 @@ class InlineExecutor:
                 output, ops = self._executable.timed(batch)
             else:
                 output = self._executable.run(batch, plan.features_TW)
+            check_tokens(self._sampler.checked, output)
             return self._sampled(plan, output, ops, built_s - start_s, built_s)
         except Exception:
             self._forget()
@@ -210,10 +213,12 @@ class OverlappedExecutor(InlineExecutor):
         try:
             if self._started is None:  # it failed to start, or a step before it failed
                 self._started = self._start(plan)
-            (batch, batch_s, built_s, follows), self._started = self._started, None
+            (batch, batch_s, built_s, follows, checked), self._started = self._started, None
             following, self._following = self._following, None
             self._sampler.write_masks(batch.sampling)
             output, ops, goes_on = self._overlapping.finish()
+            if following is None:
+                check_tokens(checked, output)
             if goes_on and following is not None:
                 self._started = following._replace(began_s=self._clock())
             result = self._sampled(plan, output, ops, batch_s, built_s, follows)
@@ -245,7 +250,7 @@ class OverlappedExecutor(InlineExecutor):
         batch = self._built(plan)
         built_s = self._clock()
         self._overlapping.start(batch, timed=self._times_ops)
-        return _Started(batch, built_s - start_s, built_s)
+        return _Started(batch, built_s - start_s, built_s, checked=self._sampler.checked)
 
     def _follow(self, plan: StepPlan) -> None:
         """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
@@ -255,8 +260,10 @@ class OverlappedExecutor(InlineExecutor):
             start_s = self._clock()
             batch = super()._built(plan)
             batch_s = self._clock() - start_s
-            if self._overlapping.follow(batch, timed=self._times_ops):
-                self._following = _Started(batch, batch_s, follows=True)
+            checked = () if self._started is None else self._started.checked
+            checking = partial(check_tokens, checked) if checked else None
+            if self._overlapping.follow(batch, timed=self._times_ops, check=checking):
+                self._following = _Started(batch, batch_s, follows=True, checked=self._sampler.checked)
         except Exception:
             self._forget()
 
@@ -277,6 +284,7 @@ class _Started(NamedTuple):
     batch_s: float
     began_s: float = 0.0
     follows: bool = False
+    checked: Sequence[Checked] = ()
 
 
 def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:

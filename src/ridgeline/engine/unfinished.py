@@ -29,7 +29,8 @@ class Unfinished:
         if search is not None:
             search.begin(sequences)
         for seq in sequences:
-            seq.grammar = None if request.grammar is None else request.grammar.start()
+            if request.grammar is not None:
+                seq.grammar = request.grammar.start(guesses=request.params.takes_largest)
             seq.search = search
         sequences[0].siblings = sequences[1:]
         self._sequences[request.request_id] = sequences

@@ -44,7 +44,8 @@ class StoredFormat:
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
     holds every scale and minimum exactly, "e8m0" a power of two; "product": a whole number from -128 to 127 times a
     float16 that SUPER inputs share; "e4m3": an 8-bit float times, or over, a float32 that all inputs share. `order`
-    names the order of the inputs where they are stored in another than they are computed in.
+    names the order of the inputs where they are stored in another than they are computed in. The last `outliers` of
+    them keep 16 bits where the others are rounded to 8.
     """
 
     code: Code
@@ -53,6 +54,7 @@ class StoredFormat:
     zero: Zero = "fixed"
     scale: Literal["float16", "float32", "product", "e8m0", "e4m3"] = "float16"
     order: str = ""
+    outliers: int = 0
 
     @property
     def fixed_zero(self) -> int:
@@ -78,7 +80,8 @@ class StoredFormat:
         number = f"int{self.bits}" if self.code == "uniform" else name
         groups = f" in groups of {self.group}" if self.group else ""
         zeros = {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
-        return number + groups + zeros + (" and an order of inputs" if self.order else "")
+        finer = f", {self.outliers} inputs in 16 bits" if self.outliers else ""
+        return number + groups + zeros + (finer or (" and an order of inputs" if self.order else ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
         try:
             yield
         finally:
+            if service.canary is not None:
+                await service.canary.close()
             await service.drain()
 
     app = Starlette(

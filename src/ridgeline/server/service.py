@@ -39,6 +39,7 @@ from ridgeline.text.tools.formats import chosen_format
 
 if TYPE_CHECKING:
     from ridgeline.server.batch.batches import Batches
+    from ridgeline.server.canary import Canary
 
 log = get_logger("server")
 
@@ -101,6 +102,7 @@ class Service:
         self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.batches: Batches | None = None  # where the operator has a folder for them
+        self.canary: Canary | None = None  # where keys and values are rounded, and the operator asks for one
         self.explained = Explained(engine)
         endpoint = settings.otlp_traces_endpoint
         self.spans = None if endpoint is None else open_spans(endpoint)
@@ -121,6 +123,13 @@ class Service:
         self.metrics.show("queue_tokens", lambda: self.num_queued_tokens)
         self.metrics.show("open_outputs", lambda: self.num_slots)
         self.created_unix_s = int(time.time())
+
+    def watch_with(self, canary: "Canary") -> None:
+        """Let a canary score prompts, and show what it finds."""
+        self.canary = canary
+        self.metrics.show("kv_canary_kl_bits", lambda: canary.kl_bits)
+        self.metrics.show("kv_canary_least_kl_bits", lambda: canary.least_kl_bits)
+        self.metrics.show("kv_canary_prompts", lambda: canary.num_scored)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -68,6 +68,12 @@ class ServerSettings:
         "Objectives that /metrics counts requests by, and that options which are not given are planned for.",
         metavar="ttft=MS,tpot=MS",
     )
+    kv_canary: int = option(
+        0,
+        "One of so many prompts is scored again with exact keys and values, where --kv-dtype rounds them, by a process "
+        "of lowest priority; 0: none.",
+        low=0,
+    )
     explain: bool = option(True, "Tell clients where the time of their own requests went.")
     otlp_traces_endpoint: str | None = option(
         None, "Send a span for each request to this OpenTelemetry collector. Default: none is made.", metavar="URL"

@@ -8,9 +8,10 @@ tokens). Must not import torch.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ MAX_GRAMMAR_CHARS = 64 * 2**10
 MAX_REGEX_CHARS = 4 * 2**10
 MAX_CHOICES = 1000
 MAX_CACHED = 256
+MAX_MASKED = 32  # masks behind a wrong guess
+_ALL = np.uint64(2**64 - 1)
 WHITESPACE = r"( |\n[ \t]{0,32})"  # between the tokens of JSON; without a bound a model may pad until max_tokens
 MAX_MESSAGE_CHARS = 300
 ANY_TEXT = "(?s:.)+"  # tokens that are whole characters: a mask that allows them all need not look at each
@@ -37,13 +40,47 @@ ANY_TEXT = "(?s:.)+"  # tokens that are whole characters: a mask that allows the
 class GrammarState:
     """Follows one output through its grammar. What it tells depends on the grammar and the tokens alone."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int], *, guesses: bool = False
+    ) -> None:
         self._matcher = matcher
+        self.guesses = guesses  # that the token of the largest logit is allowed, and looks at it when it is known
+        self._num_missed = self._num_masked = 0  # guesses in a row that were wrong; masks to go until the next one
+        self._error: Exception | None = None
         self._num_bytes = -(-vocab_size // 32) * 4
         self._eos_ids = eos_ids
         self.allowed: Mask = np.zeros(-(-vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
         self._address = self.allowed.ctypes.data
         self._is_current = False
+
+    def prepare(self) -> None:
+        """Write `allowed`: `mask`, or that all tokens are, where `first_allowed` will look at those sampled."""
+        if self.guesses and not self._num_masked and not self._is_current:
+            self.allowed.fill(_ALL)
+        else:
+            self.mask()
+
+    def first_allowed(self, likeliest: Iterable[int]) -> int | None:
+        """Return the first of the tokens that may follow, behind `prepare`; None where none may: see `Checker`."""
+        tokens = iter(likeliest)
+        token_id = next(tokens)
+        if not self.guesses or self._is_current:
+            return token_id
+        try:
+            # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
+            if not self._matcher.compute_ff_tokens():
+                for each in chain((token_id,), tokens):
+                    if self._matcher.validate_tokens([each]):
+                        self._require_sound()
+                        self._num_missed = 0
+                        return each
+            self.mask()
+        except Exception as error:  # for `accept` to raise: here, it would end the whole step
+            self._error = error
+            return token_id
+        self._num_missed += 1
+        self._num_masked = min(1 << self._num_missed, MAX_MASKED)
+        return None
 
     def mask(self) -> Mask:
         """Return `allowed`, written anew: which tokens may follow the known ones. Raises RequestError."""
@@ -80,8 +117,11 @@ class GrammarState:
 
     def accept(self, token_id: int) -> bool:
         """Take in a token; return whether the output is complete with it. Raises RequestError as `mask`."""
+        if self._error is not None:
+            raise self._error
         self._consume(token_id)
         self._is_current = False
+        self._num_masked = max(0, self._num_masked - 1)
         return self._matcher.is_stopped()
 
     def _consume(self, token_id: int) -> None:
@@ -103,8 +143,9 @@ class Grammar:
     vocab_size: int
     eos_ids: frozenset[int]
 
-    def start(self) -> GrammarState:
-        return GrammarState(self.matcher.deep_copy(), self.vocab_size, self.eos_ids)
+    def start(self, *, guesses: bool = False) -> GrammarState:
+        """Return the state of a new output; it `guesses` where each token is the one of the largest logit."""
+        return GrammarState(self.matcher.deep_copy(), self.vocab_size, self.eos_ids, guesses=guesses)
 
 
 class GrammarCompiler:

@@ -68,7 +68,8 @@ class Compiler:
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
         """Return the parts of the step in order. Groups that `native` lacks run op by op.
 
-        So do groups whose matrices are stored otherwise than one another.
+        So do groups whose matrices are stored otherwise than one another. What follows products of inputs of two
+        widths is apart from them.
         """
         groups = [part for group in fuse(self.program) for part in self._known(group, native)]
         self._lives = liveness([group.ops for group in groups], self.program.result, *self.program.taps)
@@ -86,6 +87,9 @@ class Compiler:
     def _known(self, group: Group, native: Mapping[str, "Emitter"]) -> list[Group]:
         matrices = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
         if group.kind in native and self.formats.alike(*matrices):
+            if group.kind in ("norm_gated", "norm_activated") and self.formats.of(*matrices).outliers:
+                *linears, last = group.ops
+                return [Group("norm_linears", group.label, tuple(linears)), Group(last.kind, last.label, (last,))]
             return [group]
         return [Group(op.kind, op.label, (op,)) for op in group.ops]
 
@@ -176,6 +180,13 @@ class Compiler:
             return in_order(joined, interleaved(shape[0] // 2)) if interleave else joined
 
         return matrix, self.weights.vector("+".join(names) + ".bias", bias)
+
+    def outliers(self, ops: Sequence[Op]) -> _native.Matrix | None:
+        """Return the columns of inputs in 16 bits that `matrix` leaves out; None where there are none."""
+        names = [op.weights[0] for op in ops]
+        form = self.formats.of(*names)
+        shape = (sum(self.program.weights[name][0] for name in names), self.program.weights[names[0]][1])
+        return self.weights.outliers("+".join(names), names, shape, form) if form.outliers else None
 
     def _release(self) -> None:
         """Release the buffers whose values nobody reads any more."""

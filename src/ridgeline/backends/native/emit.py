@@ -34,13 +34,23 @@ def _product(
     activation: str = "relu",
     interleave: bool = False,
 ) -> None:
-    """Multiply what `linears` read, normalised where the group has the norm, by all their weights as one matrix."""
+    """Multiply what `linears` read, normalised where the group has the norm, by all their weights as one matrix.
+
+    Inputs that keep more bits than others are a matrix of their own, of which the product is added.
+    """
     norm = _leading_norm(group, linears[0])
     x = compiler.place((norm or linears[0]).inputs[0])
     matrix, bias = compiler.matrix(linears, interleave=interleave)
+    outliers = compiler.outliers(linears)
+    if outliers is not None and norm is not None:
+        row = compiler.new(norm.outputs[0])
+        compiler.tape.normalize(compiler.norm(norm), x.buffer, row.buffer, _head_dim(compiler, norm.inputs[0]))
+        x, norm = row, None
     compiler.tape.linear(
         matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue=epilogue, activation=activation, bias=bias
     )
+    if outliers is not None:
+        compiler.tape.linear(outliers, _native.Norm(), x.buffer, out.buffer, epilogue="add")
 
 
 def _leading_norm(group: Group, reader: Op) -> Op | None:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
-from ridgeline.backends.step import Chained, ChainEnds, IntArray, StepBatch, StepOutput
+from ridgeline.backends.step import Chained, ChainEnds, Check, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
@@ -156,13 +157,16 @@ class NativeExecutable:
         self._started = started = self._laid(step, timed)
         self._tape.start(step.block, *started[1:], step.trials)
 
-    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+    def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
         """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
         if self._taps or self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
         self._following = following = self._laid(step, timed)
-        self._tape.follow(step.block, *following[1:])
+        checking = None
+        if check is not None and self._started is not None:
+            checking = partial(self._check, check, *self._started[:3])
+        self._tape.follow(step.block, *following[1:], checking)
         return True
 
     def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
@@ -229,7 +233,11 @@ class NativeExecutable:
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, taps)
+        likeliest_DK = self._tape.likeliest() if len(step.sampling.masks_MW) else None
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps)
+
+    def _check(self, check: Check, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> None:
+        check(self._output(step, logits, sampled_token_ids))
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of an earlier step where it has as many rows."""

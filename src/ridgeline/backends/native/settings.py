@@ -30,7 +30,8 @@ class MatrixFormat:
 
     `group` is the inputs per scale; 0 of floats and int8, whose outputs have one. `zero_points`: of int4.
     `stored`: the integers are the checkpoint's own; others are rounded by `scheme`, or the one named as the kind.
-    `order`: the name of the checkpoint's order of the inputs, where it has one.
+    `order`: the name of the checkpoint's order of the inputs, where it has one; the last `outliers` of them are of
+    int16, beside int8.
     """
 
     kind: "WeightKind"
@@ -40,6 +41,7 @@ class MatrixFormat:
     stored: bool = False
     scheme: str = ""
     order: str = ""
+    outliers: int = 0
 
     @property
     def scheme_name(self) -> str:
@@ -92,9 +94,8 @@ def matrix_format(
     else:
         kind = "int4_minima" if form.zero == "minima" else "int4"
     points, other = form.zero == "points", "" if scheme == kind else scheme
-    return MatrixFormat(
-        kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other, order=form.order
-    )
+    made = MatrixFormat(kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other)
+    return replace(made, order=form.order, outliers=form.outliers if inputs == "int8" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +203,7 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
         else:
             groups = [op.weights[:1]] if op.kind == "latent_attention" else []
         for names in groups:
-            form = replace(formats.of(*names), order="")
+            form = replace(formats.of(*names), order="", outliers=0)
             bits = {"f32": 32, "bf16": 16}.get(form.kind) or (4 if form.kind in FOUR_BITS else 8)
             total[form] += sum(math.prod(program.weights[name]) for name in names) * bits // 8
     return total

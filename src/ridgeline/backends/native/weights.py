@@ -5,6 +5,7 @@ Each part is made from the checkpoint's tensors once, or found in a pack that an
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from ridgeline.weights.load import StreamedWeights
 PANEL = 32
 HALF = PANEL // 2
 MIN_PANELS_PER_TASK = 8
+ALL = slice(None)
 KINDS: Mapping[np.dtype[Any], str] = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
 Tensors = Mapping[str, Array]
@@ -134,8 +136,10 @@ class NativeWeights:
         num_experts: int = 1,
     ) -> _native.Matrix:
         """Pack the rows of `sources` as one matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
-        sources side by side in a panel. For sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
-        outputs, inputs = shape
+        sources side by side in a panel. For sources [E, rows, K] it is expert 0's, and the others' lie behind it.
+
+        Inputs that are outliers are left out, see `outliers`."""
+        outputs, inputs = shape[0], shape[1] - form.outliers
         order = interleaved(outputs // 2) if interleave else np.arange(outputs)
 
         @cache
@@ -148,11 +152,22 @@ class NativeWeights:
                 whole = joined([self._prequantized.matrix(source, expert) for source in sources])
                 if form.kind == "e4m3" and ((whole.codes & 127) == 127).any():
                     raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
-                return _rows(whole)
+                return _rows(whole, slice(inputs))
             rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
             return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
         return self._packed(name, stored, order, inputs, form, num_experts, self._order(name, sources[0], form))
+
+    def outliers(self, name: str, sources: Sequence[str], shape: tuple[int, int], form: MatrixFormat) -> _native.Matrix:
+        """Pack the columns of the inputs that keep 16 bits, which `matrix` leaves out."""
+        first, wide = shape[1] - form.outliers, replace(form, inputs="int16", outliers=0)
+
+        def columns(expert: int) -> Rows:
+            assert self._prequantized is not None
+            return _rows(joined([self._prequantized.matrix(source) for source in sources]), slice(first, None))
+
+        at = self._order(name, sources[0], form) + first * np.dtype(np.int32).itemsize
+        return self._packed(f"{name}.outliers", columns, np.arange(shape[0]), form.outliers, wide, 1, at)
 
     def rows(
         self, name: str, make: Callable[[int], Array], order: np.ndarray, inputs: int, form: MatrixFormat
@@ -248,8 +263,11 @@ def interleaved(size: int) -> np.ndarray:
     return np.stack([first.reshape(-1, HALF), second.reshape(-1, HALF)], axis=1).flatten()
 
 
-def _rows(matrix: StoredMatrix) -> Rows:
-    """Return a stored matrix as it is packed: an output's scales, then its minima, then what these are multiples of."""
+def _rows(matrix: StoredMatrix, inputs: slice = ALL) -> Rows:
+    """Return a stored matrix as it is packed: an output's scales, then its minima, then what these are multiples of.
+
+    Some `inputs` of it share the scales of all.
+    """
     numbers, points = [matrix.scales, *([] if matrix.minima is None else [matrix.minima])], matrix.points
     if matrix.format.scale == "e4m3" and matrix.outer is not None:
         numbers.append(matrix.outer)
@@ -259,7 +277,7 @@ def _rows(matrix: StoredMatrix) -> Rows:
         whole = [np.divide(n, by, out=np.zeros_like(n), where=by != 0) for n, by in zip(numbers, spread, strict=True)]
         numbers = [*whole, *outer]
     scales = numbers[0] if len(numbers) == 1 else np.concatenate(numbers, axis=1)
-    return contiguous(matrix.codes), contiguous(scales), None if points is None else contiguous(points)
+    return contiguous(matrix.codes[:, inputs]), contiguous(scales), None if points is None else contiguous(points)
 
 
 def in_order(values: Array, order: np.ndarray) -> Array:

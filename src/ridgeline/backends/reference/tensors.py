@@ -18,8 +18,8 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """View a tensor's values as an array, without its gradients."""
-    tensor = tensor.detach()
+    """View a tensor's values as an array, without its gradients; copy them where another device has them."""
+    tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(BFLOAT16)
     return tensor.numpy()
@@ -33,3 +33,8 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """View every tensor of a mapping as an array."""
     return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    """Return a context whose matrix products have a type, on torch's default device."""
+    return torch.autocast(torch.get_default_device().type, dtype, enabled=dtype != torch.float32)

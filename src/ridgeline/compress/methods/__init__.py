@@ -58,12 +58,12 @@ class Method(Protocol):
 
 
 def names() -> list[str]:
-    """Return the names of all methods: the files of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Return the names of all methods: the files of this folder, hyphens for underscores."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
 
 
 def load(name: str) -> Method:
     """Look up a method. Raises ConfigError where there is none of that name."""
     if name not in names():
         raise ConfigError(f"method must be one of {', '.join(names())}, got {name!r}")
-    return cast("Method", importlib.import_module(f"{__name__}.{name}"))
+    return cast("Method", importlib.import_module(f"{__name__}.{name.replace('-', '_')}"))

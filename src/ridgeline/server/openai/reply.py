@@ -163,6 +163,8 @@ class Reply:
             self.note.ended.append((self.response_id, self.model, self.requests[index], finish))
         self.service.explained.ended(self.note.request_id, self.note.client, self.response_id, finish.seq_id)
         self.service.metrics.finished(self.requests[index], num_tokens, finish)
+        if self.service.canary is not None:
+            self.service.canary.offer(self.requests[index].prompt_ids)
         timings, worst_s = finish.timings, self.note.worst_s
         for name, value_s in (("ttft", timings.ttft_s), ("tpot", timings.tpot_s), ("e2el", timings.latency_s)):
             worst_s[name] = max(worst_s.get(name, 0.0), value_s or 0.0)

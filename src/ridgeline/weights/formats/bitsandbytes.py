@@ -1,5 +1,5 @@
 """bitsandbytes: NF4 and FP4 in blocks of a flat matrix, maybe with scales in 8 bits, and int8 with a scale per output.
-NF4 without scales in 8 bits is written too.
+NF4 without scales in 8 bits, and int8, are written too.
 
 `X.weight` of 4 bits holds the whole matrix [N, K] flat, two codes in a byte, the earlier in the high half, whatever
 type the bytes are stored as. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON: the shape, the codes of a
@@ -7,6 +7,7 @@ block, and of doubly quantized scales the offset. w = level(code) * absmax[block
 nested_quant_map[absmax] * nested_absmax[block of 256] + offset. https://arxiv.org/abs/2305.14314
 
 Of 8 bits: `X.weight` int8 [N, K] and `X.SCB` float32 [N], w = q * SCB / 127. https://arxiv.org/abs/2208.07339
+`X.outliers` int32, which is our own, names inputs that keep 16 bits; who does not know it finds them in every batch.
 """
 
 import math
@@ -23,6 +24,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import DTYPES, FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import covering
+from ridgeline.weights.packing.outliers import format_of, with_outliers
 from ridgeline.weights.packing.parts import Wanted, checked
 from ridgeline.weights.packing.scaled import INT8, Blocks, ScaledBytes
 
@@ -51,12 +53,32 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
                 raise ModelLoadError(f"{entries[name].file}: {what}; save the model by bitsandbytes 0.43 or later")
             if f"{layer}.weight" not in entries:
                 raise ModelLoadError(f"{entries[name].file}: {name} has no {layer}.weight beside it")
-            found.append(EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=[arranged]))
+            packed = EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=[arranged])
+            found.append(_with_outliers(checkpoint, packed, f"{layer}.outliers"))
     bare = [name for name, entry in entries.items() if name.endswith(".weight") and entry.dtype in ("U8", "I8")]
     if missing := set(bare) - {tensor.name for tensor in found}:
         name = min(missing)
         raise ModelLoadError(f"{entries[name].file}: {name} is quantized and has no quant_state or SCB; save it again")
     return found
+
+
+def _with_outliers(checkpoint: Checkpoint, packed: PackedTensor, name: str) -> PackedTensor:
+    """Return `packed` with the outliers of tensor `name`, where there are any. Raises ModelLoadError."""
+    entry = checkpoint.entries.get(name)
+    if entry is None:
+        return packed
+    num_inputs = packed.shape[1]
+    outliers = checkpoint.tensor(name) if entry.dtype == "I32" and len(entry.shape) == 1 else np.zeros(0, np.int32)
+    if not len(outliers) or (np.diff(outliers) < 1).any() or outliers[0] < 0 or outliers[-1] >= num_inputs > 0:
+        raise ModelLoadError(f"{entry.file}: {name} must be int32, some of {num_inputs} inputs in order; save it again")
+    if len(outliers) == num_inputs:
+        raise ModelLoadError(f"{entry.file}: {name} names all {num_inputs} inputs; save it again")
+
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        return with_outliers(packed.matrix(parts, rows), outliers)
+
+    form = format_of(packed.format, outliers)
+    return PackedTensor(packed.name, packed.shape, (*packed.parts, name), form, matrix)
 
 
 class _State(msgspec.Struct):
@@ -123,8 +145,10 @@ def _read_state(checkpoint: Checkpoint, name: str) -> _State:
 
 
 def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """Return the tensors of a layer of 4 bits, whose blocks end with its rows; `dtype` is that of the whole model."""
+    """Return the tensors of a layer; blocks of 4 bits end with its rows. `dtype` is that of the whole model."""
     weight, form, flat = f"{layer}.weight", stored.format, stored.codes.reshape(-1)
+    if form.bits == 8:
+        return _eight_bits(layer, stored)
     state = {"quant_type": form.code, "blocksize": form.group, "dtype": dtype.name, "shape": stored.codes.shape}
     return {
         weight: (flat[::2] << np.uint8(4) | flat[1::2])[:, None],
@@ -134,13 +158,27 @@ def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> di
     }
 
 
+def _eight_bits(layer: str, stored: StoredMatrix) -> dict[str, Array]:
+    codes, scales, form = stored.codes, stored.scales[:, 0], stored.format
+    scb = scales * np.float32(127)
+    for _ in range(2):  # a last bit more or less, until readers find these scales
+        found = scb / np.float32(127)
+        scb = np.where(found == scales, scb, np.nextafter(scb, np.where(found < scales, np.inf, 0), dtype=np.float32))
+    tensors: dict[str, Array] = {f"{layer}.SCB": scb, f"{layer}.weight_format": np.zeros((), np.uint8)}
+    if stored.order is not None:
+        codes = codes[:, np.argsort(stored.order)]
+        tensors[f"{layer}.outliers"] = contiguous(stored.order[-form.outliers :])
+    return tensors | {f"{layer}.weight": contiguous(codes ^ np.uint8(form.fixed_zero)).view(np.int8)}
+
+
 def quantization_config(form: StoredFormat, ignored: Sequence[str]) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
     return {
         "quant_method": "bitsandbytes",
-        "load_in_4bit": True,
-        "load_in_8bit": False,
-        "bnb_4bit_quant_type": form.code,
+        "load_in_4bit": form.bits == 4,
+        "load_in_8bit": form.bits == 8,
+        "llm_int8_threshold": 6.0,
+        "bnb_4bit_quant_type": form.code if form.bits == 4 else "nf4",
         "bnb_4bit_use_double_quant": False,
         "bnb_4bit_compute_dtype": "bfloat16",
         "bnb_4bit_quant_storage": "uint8",
