@@ -23,7 +23,7 @@ def away(row: Row) -> object:
             return default + 1.5
         return high if (low + high) / 2 == default else (low + high) / 2
     if row.type is str:
-        return {"isa": "portable", "slo": "ttft=1"}.get(row.name, "x")
+        return {"isa": "portable", "slo": "ttft=1", "draft_quantize": "none"}.get(row.name, "x")
     if get_origin(row.type) is Mapping:
         return {1: 1.5} if get_args(row.type)[0] is int else {"tuned": "folder"}
     return (3,) if get_args(row.type) == (int,) else ("x y",)

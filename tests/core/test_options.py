@@ -111,11 +111,7 @@ def test_every_option_of_the_python_api_arrives(monkeypatch):
     arrived = []
     monkeypatch.setattr(llm_module, "build_engine", lambda config, deliver: arrived.append(config))
     rows = [row for row in table(EngineConfig) if row.name != "speculative_config"]  # stands in place of others
-    options = {row.name: away(row) for row in rows} | {
-        "quantize": "int4",
-        "speculate": "ngram",
-        "draft_quantize": "none",
-    }
+    options = {row.name: away(row) for row in rows} | {"quantize": "int4", "speculate": "ngram"}
     LLM("some-model", **options)
     (config,) = arrived
     assert config.model.model == "some-model"
