@@ -17,6 +17,7 @@ from test_metrics_list import EqualCalibration, priced_hardware
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine import priced
 from ridgeline.engine.thread_engine import ThreadEngine
+from ridgeline.server.canary import FEWEST, Canary
 
 BOARD = Path(__file__).resolve().parents[2] / "deploy/grafana.json"
 MOVING = {"one": ("op_seconds", "queue_head_wait_seconds", "priced_step_seconds")}  # what must, between two scrapes
@@ -52,6 +53,9 @@ def series(text: str, instance: str) -> dict[str, float]:
 def scrapes() -> Iterator[tuple[dict[str, float], dict[str, float]]]:
     """Two scrapes of each of two servers, with requests before: of one whose steps are priced, of one that drafts."""
     found: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    canary = Canary(10**9, "python-1m", {}, "int8")
+    for _ in range(FEWEST):
+        canary._take_in(0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(priced, "load", priced_hardware)
         patch.setattr(priced, "load_calibration", lambda *_: EqualCalibration())
@@ -60,6 +64,7 @@ def scrapes() -> Iterator[tuple[dict[str, float], dict[str, float]]]:
             engine = ThreadEngine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=2, **options))
             with serving(engine, slo="ttft=60s,tpot=10s") as live:
                 live.server._service.metrics.diagnosed(FOUND)
+                live.server._service.watch_with(canary)
                 while not all(live.metric(f"ridgeline_{name}") for name in LATE[instance]):
                     ask(live)
                 for scrape in found:
