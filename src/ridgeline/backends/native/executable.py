@@ -84,6 +84,7 @@ class NativeExecutable:
         self._logits: list[np.ndarray | None] = [None, None]  # of the last step, and of one before or behind it
         self._started: Started | None = None
         self._following: Started | None = None
+        self._own_taps: list[np.ndarray] | None = None  # of the step that ends, where the next one writes over them
         self._tape.sample(program.vocab_size)
 
     def __del__(self) -> None:
@@ -159,13 +160,13 @@ class NativeExecutable:
 
     def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
         """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
-        if self._taps or self._result is not None or len(step.copies_C3):
+        if self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
         self._following = following = self._laid(step, timed)
         checking = None
-        if check is not None and self._started is not None:
-            checking = partial(self._check, check, *self._started[:3])
+        if self._started is not None and (check is not None or self._taps):
+            checking = partial(self._before_next, check, *self._started[:3])
         self._tape.follow(step.block, *following[1:], checking)
         return True
 
@@ -177,12 +178,14 @@ class NativeExecutable:
         assert self._started is not None, "no step was started"
         (step, logits, sampled_token_ids, seconds), self._started = self._started, None
         following, self._following = self._following, None
+        self._own_taps = None
         highest_slot, goes_on = self._tape.finish()
         if goes_on:
             self._started = following
         self._warmer.stay_ahead(highest_slot)
         ops = () if seconds is None else self._timings.of(seconds.tolist())
-        return self._output(step, logits, sampled_token_ids), ops, goes_on
+        output, self._own_taps = self._output(step, logits, sampled_token_ids), None
+        return output, ops, goes_on
 
     def chain(
         self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
@@ -232,12 +235,17 @@ class NativeExecutable:
             )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        taps = [self._rows(place, step) for place in self._taps]
+        taps = self._own_taps or [self._rows(place, step) for place in self._taps]
         likeliest_DK = self._tape.likeliest() if len(step.sampling.masks_MW) else None
         return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps)
 
-    def _check(self, check: Check, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> None:
-        check(self._output(step, logits, sampled_token_ids))
+    def _before_next(
+        self, check: Check | None, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray
+    ) -> None:
+        """Take out what the step that follows writes over, and let the tokens be checked that it goes on from."""
+        self._own_taps = [self._rows(place, step).copy() for place in self._taps]
+        if check is not None:
+            check(self._output(step, logits, sampled_token_ids))
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of an earlier step where it has as many rows."""
