@@ -57,7 +57,8 @@ def test_what_is_worse_than_max_kl_leaves_its_report_alone(ridgeline, text, tmp_
     [
         (
             ["--method=best"],
-            "method must be one of awq, fp8, gptq, hqq, llm-int8, mxfp4, nf4, nvfp4, rtn, smoothquant, sparsegpt, wanda",
+            "method must be one of awq, fp8, gptq, hqq, llm-int8, mxfp4, nf4, nvfp4, rtn, smoothquant, sparsegpt, "
+            "wanda",
         ),
         (["--bits=5"], "bits must be one of 4, 8"),
         (["--max-kl=0.1", "--eval-tokens=0"], "--max-kl needs a measurement"),

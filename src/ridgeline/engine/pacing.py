@@ -11,9 +11,9 @@ from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.step import StepPlan
 from ridgeline.engine.request import Sequence
 
-MIN_CHUNK_TOKENS = 8  # of prompts, where decoding alone takes as long as the bound: they must go on
+MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
 RECENT = 40  # steps in an estimate
-LESS, MORE, LEAST = 0.75, 1.0005, 0.25  # of a chunk, after a step over the bound and one within: 0.2 % are over it then
+LESS, MORE, LEAST = 0.8, 1.001, 0.25  # of a chunk, after a step over the bound and one within: 0.5 % are over it then
 FIRST_CHUNK_TOKENS = 64  # of prompts, before it is known what one adds
 MAX_UNMEASURED = 24  # steps with prompts in a row, before one is planned that only decodes
 
