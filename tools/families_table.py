@@ -3,10 +3,11 @@
 Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test holds the page to it.
 """
 
-import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
+
+from generated import between, print_or_write
 
 from ridgeline.backends.select import offers
 from ridgeline.core.errors import ConfigError
@@ -59,19 +60,12 @@ def _kind(state: State) -> str:
 
 def updated(text: str) -> str:
     """Return `text` with the table between its marks replaced."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + table() + END + after
+    return between(text, BEGIN, END, table())
 
 
 def main() -> None:
     """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")
-    if parser.parse_args().write:
-        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(table(), end="")
+    print_or_write(__doc__, PAGE, table, updated)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ Usage: python tools/performance_tables.py [--write]. Without --write it prints t
 Where two results measured the same on the same CPU, the newer one counts.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+from generated import between, print_or_write
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -162,19 +163,13 @@ def updated(text: str) -> str:
     """Return `text` with what stands between its marks replaced."""
     for name, tables_of in sections().items():
         begin, end = (mark.format(name) for mark in MARKS)
-        before, rest = text.split(begin)
-        text = before + begin + tables_of + end + rest.split(end)[1]
+        text = between(text, begin, end, tables_of)
     return text
 
 
 def main() -> None:
     """Print the tables, or write them into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
-    if parser.parse_args().write:
-        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(*sections().values(), sep="\n", end="")
+    print_or_write(__doc__, PAGE, lambda: "\n".join(sections().values()), updated)
 
 
 if __name__ == "__main__":

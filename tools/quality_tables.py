@@ -4,7 +4,6 @@ Usage: python tools/quality_tables.py [--write]. Without --write it prints the t
 them. Where several results of `benchmarks/perplexity.py` have a format of the same model and text, the newest counts.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,8 @@ from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from generated import between, print_or_write
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -179,20 +180,13 @@ def text(
 
 def updated(page: str) -> str:
     """Return `page` with the tables between its marks replaced."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + tables() + END + after
+    return between(page, BEGIN, END, tables())
 
 
 def main() -> None:
     """Print the tables, or write them into the page, and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}, and {FIGURE.name}")
-    if parser.parse_args().write:
-        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    if print_or_write(__doc__, PAGE, tables, updated):
         FIGURE.write_text(figure(), encoding="utf-8")
-    else:
-        print(tables(), end="")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ Where several results measured the same of the same model on the same machine, t
 its place, wins and losses alike.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from generated import between, print_or_write
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -113,19 +114,12 @@ def tables() -> str:
 
 def updated(text: str) -> str:
     """Return `text` with the tables between its marks replaced."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + tables() + END + after
+    return between(text, BEGIN, END, tables())
 
 
 def main() -> None:
     """Print the tables, or write them into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
-    if parser.parse_args().write:
-        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(tables(), end="")
+    print_or_write(__doc__, PAGE, tables, updated)
 
 
 if __name__ == "__main__":

@@ -123,13 +123,15 @@ def test_the_architecture_has_one_diagram():
         ("quality_tables", "performance.md"),
     ],
 )
-def test_generated_tables_are_as_generated(tool, page):
+def test_generated_tables_are_as_generated(tool, page, monkeypatch):
+    monkeypatch.syspath_prepend(REPO / "tools")
     updated = runpy.run_path(str(REPO / "tools" / f"{tool}.py"))["updated"]
     text = (REPO / "docs" / page).read_text(encoding="utf-8")
     assert updated(text) == text, f"run: python tools/{tool}.py --write"
 
 
-def test_the_figure_of_quality_is_as_drawn():
+def test_the_figure_of_quality_is_as_drawn(monkeypatch):
+    monkeypatch.syspath_prepend(REPO / "tools")
     tool = runpy.run_path(str(REPO / "tools" / "quality_tables.py"))
     assert tool["figure"]() == tool["FIGURE"].read_text(encoding="utf-8"), "run: python tools/quality_tables.py --write"
 
