@@ -138,6 +138,8 @@ auto unpack_output(const std::string& level, const NativeMatrix& self, int64_t o
   check_packed(self.matrix);
   require(0 <= output && output < padded_outputs(self.matrix),
           "output " + std::to_string(output) + " is not one of " + std::to_string(padded_outputs(self.matrix)));
+  for (int64_t k = 0; self.matrix.order && k < self.matrix.inputs; k++)
+    require(self.matrix.order[k] < self.matrix.inputs, "the matrix has some inputs of several, so no whole output");
   auto row = new_floats(self.matrix.inputs);
   kernels.unpack_output(self.matrix, output, row.data());
   return row;

@@ -412,6 +412,13 @@ def test_unpacking_gives_the_weights_back_in_their_order(
     np.testing.assert_array_equal(packed.memory, pack(layer, "int16", "portable", order).memory)
 
 
+def test_a_matrix_of_some_inputs_has_no_whole_output() -> None:
+    packed, order = pack(make_layer("int8", 32, 8, 0, False), "int16"), np.arange(2, 10, dtype=np.int32)
+    some = native.Matrix("int8", "int16", 32, 8, address=packed.memory.ctypes.data, order=order.ctypes.data)
+    with pytest.raises(ValueError, match="some inputs of several"):
+        native.unpack_output("portable", some, 0)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_int4_scales_are_rounded_to_float16(level: str) -> None:
     every = np.arange(0, 2**15, 3, dtype=np.uint16).view(np.float16)
