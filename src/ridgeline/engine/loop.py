@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import WeightsLostError
@@ -33,6 +34,15 @@ Message = Callable[[], list[Event]]  # what it does returns the events that it m
 Deliver = Callable[[list[OutputDelta]], None]  # receives a step's deltas
 
 
+class _Planned(NamedTuple):
+    """A plan in flight: when planning began and ended, and how many slots a client might have (None: all)."""
+
+    plan: StepPlan
+    start_s: float
+    planned_s: float
+    client_slots: int | None
+
+
 class EngineLoop:
     """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas.
 
@@ -55,9 +65,7 @@ class EngineLoop:
         self._renderer = renderer
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._in_flight: deque[tuple[StepPlan, float, float, int | None]] = (
-            deque()
-        )  # when it was planned, client's slots
+        self._in_flight: deque[_Planned] = deque()
         self._collected_s = -math.inf
         self._unheard: list[Event] = []  # what callers are to be told
         self._num_of_step = 0  # of these, the first ones, which the last step's record came before
@@ -116,7 +124,7 @@ class EngineLoop:
                 self._executor.submit(plan)
             except Exception as error:
                 return self._fail(plan, error, "the step failed")
-            self._in_flight.append((plan, start_s, planned_s, self.scheduler.client_slots))
+            self._in_flight.append(_Planned(plan, start_s, planned_s, self.scheduler.client_slots))
         heard = self._publish() or heard
         return self._collect() if self._in_flight else heard
 
