@@ -413,8 +413,8 @@ def test_unpacking_gives_the_weights_back_in_their_order(
 
 
 def test_a_matrix_of_some_inputs_has_no_whole_output() -> None:
-    packed, order = pack(make_layer("int8", 32, 8, 0, False), "int16"), np.arange(2, 10, dtype=np.int32)
-    some = native.Matrix("int8", "int16", 32, 8, address=packed.memory.ctypes.data, order=order.ctypes.data)
+    packed, order = pack(make_layer("int4", 32, 32, 32), "int16"), np.arange(2, 34, dtype=np.int32)
+    some = native.Matrix("int4", "int16", 32, 32, 32, address=packed.memory.ctypes.data, order=order.ctypes.data)
     with pytest.raises(ValueError, match="some inputs of several"):
         native.unpack_output("portable", some, 0)
 
