@@ -1,4 +1,4 @@
-"""What tools that write tables have in common: they replace what stands between two marks of a page, or print it."""
+"""Replace what stands between two marks of a page, or print it: what every tool that writes tables shares."""
 
 import argparse
 from collections.abc import Callable
