@@ -3,6 +3,7 @@
 On equals off, bit for bit. The numbers are those of the table in docs/drafting-pitfalls.md.
 """
 
+import itertools
 import json
 import shutil
 from importlib.util import find_spec
@@ -20,8 +21,11 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cache.groups.recurrent import RecurrentGroup
 from ridgeline.cache.groups.sliding import SlidingGroup
 from ridgeline.cache.manager import CacheManager
+from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.drafters import Drafted
 from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.decoding.drafters.eagle import Eagle
+from ridgeline.decoding.model_drafts import ModelDrafts
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.engine import batch
 from ridgeline.engine.batch import BatchBuilder
@@ -534,3 +538,23 @@ def world(tmp_path_factory):
 
 
 test_pitfall, test_a_planted_bug_is_caught = PITFALLS.tests()
+
+
+def test_steps_without_drafts_find_a_block_that_was_there_for_a_draft(tmp_path, monkeypatch):
+    """Drafts, all wrong, reach into the next block; the steps behind them come to it one token at a time."""
+    model, turns = build("llama", 3, tmp_path), itertools.cycle([False] * 3 + [True] * 8)
+    drafts = [next(turns)]
+    monkeypatch.setattr(DraftControl, "step", lambda self, *told: drafts.append(next(turns)))
+    monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: not drafts[-1])
+    monkeypatch.setattr(DraftControl, "window_steps", 3)
+    monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
+    wrong = [model.spec.vocab_size - 1] * 3
+    monkeypatch.setattr(ModelDrafts, "draft", lambda self, asked, most: {r.view.seq_id: Drafted(wrong) for r in asked})
+    folder, off = str(model.folder.path), completions(plainly(model)[0])
+    for num_threads in (1, 2):
+        options = TINY | {"num_threads": num_threads, "num_speculative_tokens": 3, "draft_quantize": "none"}
+        llm = LLM(folder, **options, speculate=f"draft:{folder}")
+        for _ in range(2):
+            outputs = llm.generate(prompts_of(model), GREEDY, use_tqdm=False)
+            assert completions(outputs) == off
+        assert llm.engine.loop.scheduler.strategy.drafts()["draft"].num_drafts > 10  # others rested

@@ -60,7 +60,7 @@ def test_memory_is_taken_where_nobody_else_computes() -> None:
         pytest.skip("this system does not give memory when asked to")
     policies: set[int] = set()
     while warmer.busy and os.SCHED_IDLE not in policies:
-        policies |= set(map(policy, map(int, os.listdir("/proc/self/task"))))
+        policies |= {policy(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
     assert os.SCHED_IDLE in policies and os.sched_getscheduler(0) != os.SCHED_IDLE
     done(warmer)
 

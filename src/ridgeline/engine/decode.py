@@ -140,7 +140,8 @@ class DecodeRun:
             rows = [sample_row(seq, row.row, row.num_output + number) for seq, row in pairs]
         token_ids = self._pending if chain else [seq.token_ids[-1] for seq in self.seqs]
         spans = _Later(len(token_ids), partial(_spans, first.spans, number, token_ids, last.step if chain else 0))
-        tables, follows = self._tables(changed), last.step if is_alike and not copies and not last.copies else 0
+        follows = last.step if is_alike and not copies and not last.copies else 0
+        tables = self._tables(changed, anew=len(begins) > 0)
         given = tables, tuple(copies), rows, (), (), _DECISIONS[head_waits], follows, token_ids
         self._last = plan = StepPlan(step, spans, *given)
         self.num_planned = number
@@ -157,16 +158,20 @@ class DecodeRun:
         may_end = self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
         return changes, may_end
 
-    def _tables(self, indices: Iterable[int]) -> tuple[tuple[BlockTable, ...], ...]:
-        """Return the tables [group][span] of the last plan with those of some sequences looked up."""
+    def _tables(self, indices: Iterable[int], *, anew: bool) -> tuple[tuple[BlockTable, ...], ...]:
+        """Return the tables [group][span] of the last plan with those of some sequences looked up.
+
+        `anew`: in another tuple in any case. A block that a token begins may have been there, for a draft, and who
+        goes on from the last plan finds its slots by that.
+        """
         last = self._last.tables
         found = [(index, self._cache.tables(self.seqs[index].seq_id)) for index in indices]
         moved = [(index, new) for index, new in found if any(map(is_not, new, [tables[index] for tables in last]))]
-        groups = [list(tables) for tables in last] if moved else []
+        groups = [list(tables) for tables in last] if moved or anew else []
         for index, new in moved:
             for group, table in zip(groups, new, strict=True):
                 group[index] = table
-        return tuple(map(tuple, groups)) if moved else last
+        return tuple(map(tuple, groups)) if groups else last
 
 
 def _spans(first: Items[Span], shift: int, token_ids: Items[int], pending: int) -> Iterable[Span]:
