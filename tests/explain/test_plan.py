@@ -78,7 +78,7 @@ def test_the_nearest_is_named_where_none_meets_it(capsys):
     assert not found["is_met"]
     assert 0 < found["chosen"]["attainment"] < 0.95
     assert found["command"] is None
-    assert 30 < found["chosen"]["within_ms"]["ttft"] < 300
+    assert 30 < found["chosen"]["within_ms"]["ttft"] < 1000
     said = f"predicted ttft within {found['chosen']['within_ms']['ttft']:.4g} ms for as many"
     assert found["sentence"].startswith("No configuration searched meets ttft within 30 ms for 95% of the requests")
     assert said in found["sentence"]
