@@ -38,7 +38,7 @@ VERIFIED = 0.15
 class Candidate:
     """Holds one configuration with what was simulated of it.
 
-    `attainment` is that of steps a tenth slower, as is what SHARE of the requests stay within by objective, `within_ms`.
+    `attainment` is that of steps a tenth slower, as is `within_ms`: what SHARE of them keep to, by objective.
     """
 
     machine: SimulatedMachine
