@@ -2,17 +2,19 @@
 
 usage: python -m benchmarks.plans MODEL [--objectives throughput tpot ttft] [--requests 48] [--input 96] [--output 32]
 
-The machine is calibrated for the model first. Each objective is planned by simulation; then the plan is run, before, in
-the middle of and behind the grid, in this process. It holds where at least 95 % of its requests are within the
+The machine is calibrated for the model first. Each objective is planned by simulation; then the plan is run, before,
+in the middle of and behind the grid, in this process. It holds where at least 95 % of its requests are within the
 objective, where what it promises is within 15 % of what is measured, and where no point of the grid that meets the
 objective makes over 10 % more tokens a second. `tpot` is the time that 8 sequences need at the length of the requests,
-and a quarter more, with all requests at once; `ttft` that of three prompts alone, with 8 users who ask again and again.
+and a quarter more, with all requests at once. `ttft` is for 8 users who ask again and again: the grid is run once more
+before, and what 95 % of the requests stayed within at its quickest point, and as much more as a plan allows for slow
+steps and wrong predictions, is the objective.
 """
 
 import argparse
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -20,13 +22,13 @@ from benchmarks.common import calibrate, option_parser, save
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.metrics import Results
+from ridgeline.bench.metrics import Results, summarize, within_ms
 from ridgeline.bench.report import Report
 from ridgeline.bench.workload import BenchRequest, random_tokens
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.explain.machine import simulated_machine
-from ridgeline.explain.planner import SHARE, VERIFIED, Candidate, Plan, compared, plan, verify
+from ridgeline.explain.planner import SHARE, SLOWER, VERIFIED, Candidate, Plan, compared, plan, run_here
 from ridgeline.program.pricing import Load
 
 SEQUENCES, BUDGETS = (4, 8, 16, 32), (128, 512)  # of the grid
@@ -69,6 +71,13 @@ class Verified:
         own = self.figures[0][2]
         return 1 - own / self.best_tokens_per_s if self.best_tokens_per_s else 0.0
 
+    @property
+    def holds(self) -> bool:
+        """Whether the plan meets the objective as promised; one that says that nothing does, that nothing does."""
+        if not self.is_planned_to_meet:
+            return self.best_tokens_per_s is None and self.worst_error <= VERIFIED
+        return self.attainment >= SHARE and self.worst_error <= VERIFIED and self.behind_best <= NEAR
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlansReport(Report):
@@ -81,27 +90,31 @@ class PlansReport(Report):
     plans: list[Verified]
 
 
-def objective(name: str, config: EngineConfig, options: argparse.Namespace) -> tuple[Sequence[Slo], int | None]:
+def objective(
+    name: str, config: EngineConfig, options: argparse.Namespace, requests: Sequence[BenchRequest]
+) -> tuple[Sequence[Slo], int | None]:
     """Return what is asked for, and how many users ask for it; None: all at once."""
-    seconds, length = simulated_machine(config).step_time.seconds, options.input + options.output
     if name == "tpot":
-        return parse_slos(f"tpot={1e3 * 1.25 * seconds(Load.decode(8, length)):.3f}ms"), None
+        step_s = simulated_machine(config).step_time.seconds(Load.decode(8, options.input + options.output))
+        return parse_slos(f"tpot={1e3 * 1.25 * step_s:.3f}ms"), None
     if name == "ttft":
-        return parse_slos(f"ttft={1e3 * 3 * seconds(Load(((options.input, options.input),), 1)):.3f}ms"), USERS
+        grid = filter(_is_in_grid, plan(config, requests, max_concurrency=USERS).candidates)
+        reached = [within_ms(run_here(each.config, requests, USERS), "ttft", SHARE) for each in grid]
+        return parse_slos(f"ttft={SLOWER * (1 + VERIFIED) * min(reached):.3f}ms"), USERS
     return (), None
 
 
 def verified(name: str, config: EngineConfig, options: argparse.Namespace) -> Verified:
     """Plan for one objective, and run the plan among the grid."""
-    slos, users = objective(name, config, options)
     requests = [
         BenchRequest(prompt=random_tokens(5, n, options.input, 400), max_tokens=options.output)
         for n in range(options.requests)
     ]
+    slos, users = objective(name, config, options, requests)
     found = plan(config, requests, slos=slos, max_concurrency=users)
 
     def measured(candidate: Candidate) -> Results:
-        return verify(replace(found, chosen=candidate), requests, users)
+        return summarize(run_here(candidate.config, requests, users), slos)
 
     def within(results: Results) -> float:
         return results.goodput.attainment if results.goodput is not None else 1.0
@@ -149,12 +162,12 @@ def show(report: PlansReport) -> None:
         figures = "\n".join(f"{name}: {one:,.1f}, {other:,.1f}" for name, one, other in each.figures)
         best = "none meets it" if each.best_tokens_per_s is None else f"{each.best_tokens_per_s:,.1f}"
         worst, behind = f"{each.worst_error:.1%}", f"{each.behind_best:+.1%}"
-        table.add_row(each.slo, each.options, f"{each.attainment:.0%}", figures, worst, best, behind)
+        planned = each.options if each.is_planned_to_meet else f"no plan; nearest is {each.options}"
+        table.add_row(each.slo, planned, f"{each.attainment:.0%}", figures, worst, best, behind)
     console.print(table)
     for each in report.plans:
         points = "; ".join(f"{p.options}: {p.tokens_per_s:,.0f} tokens/s, {p.attainment:.0%}" for p in each.grid)
-        holds = each.attainment >= SHARE and each.worst_error <= VERIFIED and each.behind_best <= NEAR
-        console.print(f"{each.objective}: {'holds' if holds else 'does not hold'}. Grid: {points}")
+        console.print(f"{each.objective}: {'holds' if each.holds else 'does not hold'}. Grid: {points}")
 
 
 def main() -> None:

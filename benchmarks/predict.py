@@ -153,7 +153,7 @@ def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine,
         taken = np.array(run(machine.setup.config, num_steps, journal))
         recording = read_recording(journal)
     loads, anew, measured_s = zip(*recording.timed())
-    predicted_s = [machine.step_time.seconds(load, is_anew=is_anew) for load, is_anew in zip(loads, anew)]
+    predicted_s = [machine.step_time.seconds(load, anew=anew) for load, anew in zip(loads, anew)]
     ratios, skip = np.array(predicted_s) / measured_s, np.arange(len(loads)) >= 8
     decodes = np.array([load.num_tokens == len(load.spans) for load in loads])
     everything = Errors.of(ratios[skip])

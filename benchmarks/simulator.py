@@ -2,9 +2,10 @@
 
 usage: python -m benchmarks.simulator [--model MODEL] [--azure FILE] [--mooncake FILE] [--load 0.7] [--out DIR]
 
-Each trace is cut to the model's context and sent at `--load` of the rate at which its first requests were answered when
-they came at once. The others come in `--rounds` of two parts, the engine anew for each: what the first part took is
-what the second is predicted from. Three predictions stand beside each measurement: by the calibration alone, made
+Each trace is cut to the model's context. Its first requests come at once, which tells how fast this machine is beside
+the calibration; the others come in `--rounds` of two parts, the engine anew for each, at times stretched until a
+simulation at that speed is busy for `--load` of the time. What the first part took is what the second is predicted
+from. Three predictions stand beside each measurement: by the calibration alone, made
 before; by the calibration with what is around ops as in the first part; and at the pace that the first part had as
 well. The recorded plans are replayed, and so are those of five other runs: chunks and prefix hits, preemption,
 priorities, forks and lookup drafts. A thousand requests of 200 tokens are simulated, on the clock of the processor.
@@ -40,6 +41,7 @@ from ridgeline.explain.simulation import RecordedPace, run_simulated
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
 Part = list[BenchRequest]
 WAYS = ("calibrated", "fitted", "paced")
+STRETCH_ROUNDS = 3  # which come within a few percent
 NUM_RECORDED, SHARED = 80, random_tokens(7, 0, 96, 400)
 RECORDED: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {  # options of the engine, and of all requests
     "chunks and prefix hits": ({"max_num_batched_tokens": 48, "max_num_seqs": 8}, {"temperature": 0}),
@@ -97,12 +99,12 @@ class SimulatorReport(Report):
     simulated_cpu_s: float
 
 
-def requests_of(kind: str, path: Path, options: argparse.Namespace, config: EngineConfig, context: int) -> list[Part]:
-    """The trace's requests in parts, cut to the context, at times stretched to the share of the capacity.
+def requests_of(kind: str, path: Path, options: argparse.Namespace, machine: SimulatedMachine) -> list[Part]:
+    """The trace's requests in parts, cut to the context, at times that keep the machine busy for a share of the time.
 
-    That is measured, with the requests of one part at once.
+    How fast it is beside the calibration is measured, with the requests of one part at once.
     """
-    num_parts = 2 * options.rounds + 1
+    num_parts, context = 2 * options.rounds + 1, machine.setup.max_model_len
     workload = parse_workload(f"{kind}:path={path},num_requests={options.num_requests},length_scale={options.scale}")
     cut = [
         replace(request, prompt=request.prompt[: context * 3 // 4], max_tokens=min(request.max_tokens, context // 4))
@@ -110,12 +112,24 @@ def requests_of(kind: str, path: Path, options: argparse.Namespace, config: Engi
     ]
     size = len(cut) // num_parts
     parts = [cut[size * i : size * (i + 1)] for i in range(num_parts)]
-    log, _ = run(config, [replace(request, arrival_s=0.0) for request in parts[0]])
-    spans = [part[-1].arrival_s - part[0].arrival_s for part in parts[1:]]
-    stretch = log.duration_s / options.load / (sum(spans) / len(spans))
-    return [
-        [replace(each, arrival_s=stretch * (each.arrival_s - part[0].arrival_s)) for each in part] for part in parts[1:]
-    ]
+    at_once = at_times(parts[0], 0.0)
+    log, _ = run(machine.setup.config, at_once)
+    slowness = log.duration_s / run_simulated(machine, at_once).log.duration_s
+    return [stretched(at_times(part, 1.0), machine, options.load, slowness) for part in parts[1:]]
+
+
+def at_times(part: Part, stretch: float) -> Part:
+    """The requests at so many times their distance from the first."""
+    return [replace(each, arrival_s=stretch * (each.arrival_s - part[0].arrival_s)) for each in part]
+
+
+def stretched(part: Part, machine: SimulatedMachine, share: float, slowness: float) -> Part:
+    """The requests at times at which steps so much slower than predicted keep the machine busy for a share of them."""
+    stretch = slowness * run_simulated(machine, at_times(part, 0.0)).log.duration_s / part[-1].arrival_s / share
+    for _ in range(STRETCH_ROUNDS):
+        found = run_simulated(machine, at_times(part, stretch), pace=lambda seconds: slowness * seconds)
+        stretch *= found.busy_share / share
+    return at_times(part, stretch)
 
 
 def run(config: EngineConfig, requests: Sequence[BenchRequest]) -> tuple[RunLog, Recording]:
@@ -148,7 +162,7 @@ class _Round:
         """How far each step of the second part was off."""
         seconds = self.machines[way].step_time.seconds
         timed = list(self.recording.timed())[16:]
-        return [abs(seconds(load, is_anew=is_anew) / took_s - 1) for load, is_anew, took_s in timed]
+        return [abs(seconds(load, anew=anew) / took_s - 1) for load, anew, took_s in timed]
 
 
 def joined(logs: Sequence[RunLog]) -> Results:
@@ -264,10 +278,10 @@ def main() -> None:
     parser.add_argument("--model", default="python-9m")
     parser.add_argument("--azure", type=Path, help="azure2023_code.csv; without it this trace is left out")
     parser.add_argument("--mooncake", type=Path, help="mooncake_synthetic.jsonl; without it this trace is left out")
-    parser.add_argument("--num-requests", type=int, default=250)
+    parser.add_argument("--num-requests", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scale", type=float, default=0.1, help="of the trace's lengths")
-    parser.add_argument("--load", type=float, default=0.7, help="share of the rate of requests at once")
+    parser.add_argument("--load", type=float, default=0.7, help="share of the time that the machine is to be busy")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     options = parser.parse_args()
     traces = {name: path for name, path in (("azure", options.azure), ("mooncake", options.mooncake)) if path}
@@ -278,8 +292,7 @@ def main() -> None:
         calibrate(config)
     machine = simulated_machine(config)
     comparisons = [
-        compare(name, machine, requests_of(name, path, options, config, machine.setup.max_model_len), config)
-        for name, path in traces.items()
+        compare(name, machine, requests_of(name, path, options, machine), config) for name, path in traces.items()
     ]
     replays = [recorded("python-1m", options.threads, name, seed) for seed, name in enumerate(RECORDED)]
     num_steps, cpu_s = simulated(machine, 1000)

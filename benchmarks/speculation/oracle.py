@@ -5,8 +5,9 @@ usage: python -m benchmarks.speculation.oracle --model MODEL [--acceptance 0 0.5
 
 Drafts replay what the model says without drafts, each token replaced with chance 1 - acceptance; what verifies them is
 the engine as it serves, so any weights will do. Predicted: tokens of a round, (1 - a^(k+1)) / (1 - a), times the ratio
-of two steps as the calibrated cost model has them. A step with drafts waits for the one before: what it takes beside
-the model, which overlaps where nothing is drafted, is measured in a run of its own at every batch and length.
+of two steps as the cost model has them, calibrated for each format first. A step with drafts waits for the one before:
+what it takes beside the model, which overlaps where nothing is drafted, is measured in a run of its own at every batch
+and length.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.common import option_parser, save
+from benchmarks.common import calibrate, option_parser, save
 from benchmarks.decode_stream import FORMATS
 from benchmarks.speculation.turns import Timed
 from rich.console import Console
@@ -54,6 +55,7 @@ class OracleCell:
     beside_s: float  # that a round takes beside the model
     predicted: float
     error: float  # predicted over the median measured, less 1
+    provenance: str  # of the prices of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,8 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
             deterministic=options.deterministic,
             **FORMATS[name],
         )
-        step_time = simulated_machine(config).step_time
+        calibrate(config)
+        machine = simulated_machine(config)
         # drafts of the benchmark's own, for which the cache of a recurrent model has to have room
         speculation = SpeculationConfig(speculate="prediction", num_speculative_tokens=max(options.lengths))
         off, on, oracle = Timed(config), Timed(replace(config, speculation=speculation)), Oracle()
@@ -155,7 +158,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                 assert oracle.num_tried, "nothing was drafted"
                 share = oracle.num_right / oracle.num_tried
                 context = PROMPT_TOKENS + options.tokens // 2
-                predicted = predict(step_time, batch, length, share, context, beside_s)
+                predicted = predict(machine.step_time, batch, length, share, context, beside_s)
                 yield OracleCell(
                     format=name,
                     batch=batch,
@@ -166,6 +169,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                     beside_s=beside_s,
                     predicted=predicted,
                     error=predicted / statistics.median(ratios) - 1,
+                    provenance=machine.provenance,
                 )
 
 

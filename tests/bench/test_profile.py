@@ -131,6 +131,34 @@ def test_the_clock_changes_no_result():
     assert np.sum([timing.seconds for timing in timings]) < elapsed_s
 
 
+def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler, monkeypatch):
+    seen = []
+    monkeypatch.setattr(profiler, "observe", lambda plan, times: seen.append(plan))
+    told = profiler.mixed(60, 20.0)
+    assert not seen  # looking at a step makes the next one wait
+    assert len(told) > 20
+    assert {len(load.spans) for load, _, _ in told} >= {1, 3}
+    for load, anew, seconds in told:
+        assert 0 < anew <= 1 and seconds > 0
+        assert anew == 1 or load.num_tokens == len(load.spans)
+    assert any(anew < 0.1 for _, anew, _ in told)
+    monkeypatch.undo()
+    assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
+
+
+def test_an_ops_time_is_not_that_of_the_one_that_was_disturbed(profiler, counting_clock):
+    of = profiler._profile
+
+    def disturbed(name, steps, by_layer):
+        for step in steps:
+            step.ops = [op._replace(seconds=100.0) if op.label.startswith("layers.1.") else op for op in step.ops]
+        return of(name, steps, by_layer)
+
+    profiler._profile = disturbed
+    profiler.prefill(8, 4)
+    assert profiler.samples and all(sample.measured_s == 1 for sample in profiler.samples)
+
+
 def test_no_room(profiler):
     with pytest.raises(ConfigError, match="do not fit in a context of 20 tokens: raise --context"):
         Profiler(engine_for(1, 8), HARDWARE, 1).decode(1, 20, 9)

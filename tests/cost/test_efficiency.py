@@ -45,6 +45,12 @@ def test_what_was_never_bound_that_way_is_unknown():
     assert fitted.predict(1.0, 8e-3) is None
 
 
+def test_limits_that_are_always_about_as_long_are_fitted_too():
+    truth = Efficiency(0.5, 0.5, 2.0, 0.0, 0, 0, 0)
+    (fitted,) = fit(samples_of(truth, [(1e-4 * n, 1.3e-4 * n) for n in (1, 2, 4, 8)])).values()
+    assert fitted.predict(3e-4, 3.9e-4) == pytest.approx(truth.predict(3e-4, 3.9e-4), rel=0.02)
+
+
 def test_shares_stay_within_bounds_and_say_so():
     slow = [Sample("x", str(i), 0.0, size, 100 * size) for i, size in enumerate((1e-3, 2e-3, 3e-3))]
     (fitted,) = fit(slow).values()

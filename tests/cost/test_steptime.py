@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
+from ridgeline.cost.efficiency import (
+    VERSION,
+    Calibration,
+    Efficiency,
+    OpTiming,
+    Rest,
+    TimedStep,
+    anew_share,
+    fit_rest,
+    key_of,
+)
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
 from ridgeline.explain.pricing import spec_of
@@ -57,7 +67,11 @@ def pieces_of(program):
 def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes, fitted):
     program, ceilings = lower(spec_of(model)), Cached(cache_bytes)
     pieces = pieces_of(program)
-    known = {key_of(piece): Efficiency(0.5, 0.7, 2.0, 3e-6) for piece in pieces[::2]}
+    load = Load(tuple((tokens, tokens + before) for tokens, before in spans), len(spans))
+    costs = costs_of(program, [(piece.ops, piece.element) for piece in pieces], load)
+    roofline = Roofline(ceilings, 1, sum(c.weight_bytes + c.kv_read_bytes + c.kv_write_bytes for c in costs))
+    keys = [key_of(piece) + roofline.where for piece in pieces]
+    known = dict.fromkeys(keys[::2], Efficiency(0.5, 0.7, 2.0, 3e-6))
     calibration = Calibration(
         version=VERSION,
         num_threads=1,
@@ -67,17 +81,14 @@ def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes,
         rest=Rest(1e-4, 1e-5),
     )
     predicted = StepTime(program, pieces, ceilings, 1, calibration if fitted else None)
-    load = Load(tuple((tokens, tokens + before) for tokens, before in spans), len(spans))
-    costs = costs_of(program, [(piece.ops, piece.element) for piece in pieces], load)
-    roofline = Roofline(ceilings, 1, sum(c.weight_bytes + c.kv_read_bytes + c.kv_write_bytes for c in costs))
     expected = (Rest(1e-4, 1e-5) if fitted else PRIOR_REST).of(len(spans))
-    for piece, cost in zip(pieces, costs):
+    for piece, key, cost in zip(pieces, keys, costs):
         limit = roofline.predict(cost, piece.inputs)
-        efficiency = known.get(key_of(piece), PRIOR) if fitted else PRIOR
+        efficiency = known.get(key, PRIOR) if fitted else PRIOR
         expected += efficiency.predict(limit.compute_s, limit.moving_s)
     assert predicted.seconds(load) == pytest.approx(expected, rel=1e-9)
     assert predicted.seconds(load) == pytest.approx(expected, rel=1e-9)  # from what it keeps
-    missing = {key_of(piece) for piece in pieces} - (known.keys() if fitted else set())
+    missing = {*keys} - (known.keys() if fitted else set())
     assert predicted.unfitted == missing
 
 
@@ -102,23 +113,37 @@ def timed_steps(noise):
     random = np.random.default_rng(0)
     found = []
     for number in range(400):
-        num_seqs, is_anew = int(random.integers(1, 17)), number % 4 == 0
-        num_prompts, ops_s = number % 8 // 4 * is_anew, float(random.uniform(2e-4, 2e-3))
-        seconds = TRUE_REST.ops * ops_s + TRUE_REST.of(num_seqs, num_prompts, is_anew=is_anew)
-        found.append(TimedStep(ops_s, num_seqs, num_prompts, is_anew, seconds * noise(random)))
+        num_seqs, anew = int(random.integers(1, 17)), number % 4 == 0
+        num_prompts, ops_s = number % 8 // 4 * anew, float(random.uniform(2e-4, 2e-3))
+        seconds = TRUE_REST.ops * ops_s + TRUE_REST.of(num_seqs, num_prompts, anew=anew)
+        found.append(TimedStep(ops_s, num_seqs, num_prompts, anew, seconds * noise(random)))
     return found
 
 
 @pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
 def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
     found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6))
-    for num_seqs, is_anew in ((1, False), (12, False), (1, True), (12, True)):
-        expected = TRUE_REST.of(num_seqs, is_anew=is_anew) + TRUE_REST.ops * 1e-3
-        assert found.of(num_seqs, is_anew=is_anew) + found.ops * 1e-3 == pytest.approx(expected, rel=0.05)
+    for num_seqs, anew in ((1, False), (12, False), (1, True), (12, True)):
+        expected = TRUE_REST.of(num_seqs, anew=anew) + TRUE_REST.ops * 1e-3
+        assert found.of(num_seqs, anew=anew) + found.ops * 1e-3 == pytest.approx(expected, rel=0.05)
+
+
+def test_steps_behind_one_that_is_laid_out_anew_take_less_and_less_more():
+    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6)
+    more = [rest.of(4, anew=anew_share(age)) - rest.of(4) for age in range(4)]
+    assert more == pytest.approx([120e-6, 60e-6, 30e-6, 15e-6])
+    assert rest.of(4, anew=anew_share(5000)) == pytest.approx(rest.of(4))
+    random, steps = np.random.default_rng(0), list[TimedStep]()
+    for age in (0, 1, 2, 3, 4, 5, 6, 7) * 20:
+        num_seqs, ops_s = int(random.integers(1, 17)), float(random.uniform(2e-4, 1e-3))
+        seconds = ops_s + rest.of(num_seqs, anew=anew_share(age))
+        steps.append(TimedStep(ops_s, num_seqs, 0, anew_share(age), seconds))
+    found = fit_rest(steps, Rest(40e-6, 5e-6, 60e-6, 10e-6))
+    assert found.of(4, anew=anew_share(1)) - found.of(4) == pytest.approx(60e-6, rel=0.2)
 
 
 def test_what_steps_do_not_tell_stays_as_it_was():
-    alone = [step._replace(num_seqs=1, num_prompts=0, is_anew=False) for step in timed_steps(lambda random: 1.0)]
+    alone = [step._replace(num_seqs=1, num_prompts=0, anew=False) for step in timed_steps(lambda random: 1.0)]
     found = fit_rest(alone, Rest(60e-6, 18e-6, 90e-6, 7e-6, 11e-6))
     assert (found.anew_s, found.anew_sequence_s, found.prompt_s) == pytest.approx((90e-6, 7e-6, 11e-6), rel=1e-3)
     slow = fit_rest([step._replace(seconds=100 * step.seconds) for step in alone], Rest(60e-6, 18e-6))
@@ -130,13 +155,13 @@ def test_what_steps_do_not_tell_stays_as_it_was():
 def test_a_step_that_is_laid_out_anew_takes_more():
     rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompt_s=30e-6)
     assert rest.of(8) == pytest.approx(210e-6)
-    assert rest.of(8, is_anew=True) == pytest.approx(350e-6)
+    assert rest.of(8, anew=True) == pytest.approx(350e-6)
     program = lower(spec_of("python-1m"))
     known = Calibration(version=VERSION, num_threads=1, measured_at="", efficiencies={}, held_out_error=None, rest=rest)
     predicted = StepTime(program, pieces_of(program), Cached(0), 1, known)
     load, prompt = Load.decode(4, 100), Load(((4, 4),), 1)
-    assert predicted.seconds(load, is_anew=True) - predicted.seconds(load) == pytest.approx(120e-6)
-    assert predicted.seconds(prompt) - predicted.seconds(prompt, is_anew=False) == pytest.approx(105e-6)
+    assert predicted.seconds(load, anew=True) - predicted.seconds(load) == pytest.approx(120e-6)
+    assert predicted.seconds(prompt) - predicted.seconds(prompt, anew=False) == pytest.approx(105e-6)
     slower = predicted.with_rest(replace(rest, ops=2.0))
     ops_s = predicted.seconds(load) - rest.of(4)
     assert slower.seconds(load) == pytest.approx(2 * ops_s + rest.of(4))
@@ -146,8 +171,8 @@ def test_steps_that_were_timed_are_predicted_after_a_fit():
     program = lower(spec_of("python-1m"))
     predicted = StepTime(program, pieces_of(program), Cached(0), 1)
     loads = [Load(((number % 7 + 1, 50),) * (number % 3 + 1), number % 3 + 1) for number in range(60)]
-    steps = [(load, False, 1.7 * predicted.seconds(load, is_anew=False)) for load in loads]
+    steps = [(load, False, 1.7 * predicted.seconds(load, anew=False)) for load in loads]
     fitted = predicted.fitted(steps)
-    for load, is_anew, seconds in steps:
-        assert fitted.seconds(load, is_anew=is_anew) == pytest.approx(seconds, rel=0.03)
+    for load, anew, seconds in steps:
+        assert fitted.seconds(load, anew=anew) == pytest.approx(seconds, rel=0.03)
     assert fitted.is_rest_fitted and not predicted.is_rest_fitted

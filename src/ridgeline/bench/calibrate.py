@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
 
-from ridgeline.bench.profile import Profiler, StepProfile
+from ridgeline.bench.profile import Profiler
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.efficiency import VERSION, Calibration, Rest, Sample, fit, held_out_error
 from ridgeline.cost.steptime import StepTime
@@ -13,7 +13,7 @@ from ridgeline.cost.steptime import StepTime
 LIMIT_S = 50.0  # and then MIXED_S
 MIN_STEPS, MAX_STEPS, STEPS_S = 3, 12, 0.03  # of a kind, and about how long they take together
 REPEATS, CHEAP_S = 8, 1.0  # they are timed so often, in so many seconds
-MIXED_STEPS, MIXED_S = 600, 10.0  # of requests that come and go, at most: what is around the ops
+MIXED_STEPS, MIXED_S = 2400, 10.0  # of requests that come and go, at most: what is around the ops
 USUAL_REST = Rest(40e-6, 5e-6, 100e-6, 10e-6, prompt_s=30e-6)  # of a fast core; what mixed steps do not tell
 LOADS = (  # sequences, and the context in which each decodes, or else the tokens of the prompt that each has
     (1, 64, 0), (1, 0, 16), (4, 96, 0), (1, 0, 4), (8, 64, 0), (1, 0, 64), (1, 256, 0), (1, 0, 128), (16, 64, 0),
@@ -32,7 +32,7 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     started, slowest, max_tokens, num_steps = time.monotonic(), 0.0, profiler.max_model_len, MIN_STEPS
     samples: list[Sample] = []
     for batch, context, prompt in LOADS:
-        begun, profiled = time.monotonic(), list[tuple[StepProfile, list[Sample]]]()
+        begun, profiled = time.monotonic(), list[list[Sample]]()
         if max(context, prompt + 1) > max_tokens or begun - started + 2 * slowest > LIMIT_S:
             continue
         while len(profiled) < REPEATS and (not profiled or time.monotonic() - begun < CHEAP_S):
@@ -43,11 +43,11 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
                     profile = profiler.prefill(prompt, num_steps, count=batch)
             except ConfigError:
                 break  # the cache has no room for so many
-            profiled.append((profile, profiler.samples))
+            profiled.append(profiler.samples)
             num_steps = min(max(int(STEPS_S / profile.step_s), MIN_STEPS), MAX_STEPS)
             slowest = max(slowest, time.monotonic() - begun)
-        if profiled:
-            samples += min(profiled, key=lambda each: each[0].step_s)[1]  # the others were disturbed
+        for times in zip(*profiled, strict=True):  # of one op each; the longer ones were disturbed
+            samples.append(sorted(times, key=lambda each: each.measured_s)[len(times) // 4])
     if not samples:
         raise ConfigError("no step could be timed: raise --context or the cache's bytes")
     moments, kinds = profiler.moments, profiler.moments[0].ops_per_s

@@ -7,6 +7,7 @@ E2EL   sending to the last chunk                              per successful req
 Throughputs divide the counts of successful requests by the duration of the whole run. Pure arithmetic, no I/O.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from ridgeline.bench.record import RequestRecord, RunLog
-from ridgeline.core.slo import Slo
+from ridgeline.core.slo import Slo, SloMetric
 
 MAX_ERROR_KINDS = 10
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
@@ -135,6 +136,12 @@ def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
     )
 
 
+def within_ms(log: RunLog, metric: SloMetric, share: float) -> float:
+    """Return what `share` of all requests that were sent stay within; infinite where fewer succeeded."""
+    values_s = sorted(_seconds(record, metric) for record in log.records)
+    return 1000 * values_s[math.ceil(share * len(values_s)) - 1]
+
+
 def steady_state(log: RunLog) -> SteadyState | None:
     """Return the figures inside the steady window; None where sending ended before anything completed (a burst)."""
     good = [record for record in log.records if record.error is None]
@@ -163,23 +170,23 @@ def steady_state(log: RunLog) -> SteadyState | None:
 
 
 def _goodput(log: RunLog, slos: Sequence[Slo]) -> Goodput:
-    good = sum(all(_is_met(slo, record) for slo in slos) for record in log.records)
+    met = [[1000 * _seconds(record, slo.metric) <= slo.limit_ms for slo in slos] for record in log.records]
+    good = sum(all(each) for each in met)
     sent = max(1, len(log.records))
     return Goodput(
         slos=tuple(slos),
         good_requests=good,
         requests_per_s=_per_s(good, log.duration_s),
         attainment=good / sent,
-        attainment_by_metric={slo.metric: sum(_is_met(slo, record) for record in log.records) / sent for slo in slos},
+        attainment_by_metric={slo.metric: sum(each[i] for each in met) / sent for i, slo in enumerate(slos)},
     )
 
 
-def _is_met(slo: Slo, record: RequestRecord) -> bool:
-    """Return whether a request succeeded within an objective."""
+def _seconds(record: RequestRecord, metric: SloMetric) -> float:
+    """Return what an objective is about; infinite for a request that failed."""
     if record.error is not None:
-        return False
-    measured_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}[slo.metric]
-    return measured_s * 1000 <= slo.limit_ms
+        return math.inf
+    return {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}[metric]
 
 
 def _latencies(good: Sequence[RequestRecord]) -> Latencies:

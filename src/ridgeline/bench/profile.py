@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from resource import RUSAGE_SELF, getrusage
 from statistics import fmean, median
 
 import numpy as np
@@ -23,13 +24,14 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.journal import step_seconds
+from ridgeline.engine.journal import timed_steps
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2  # at least
 READINGS = 4  # of the ceilings, before the steps and after them
 MIN_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
-MIXED, MAX_MIXED = (1, 4, 16, 2, 8), 200  # sequences under way at once, each for a part of the steps; their tokens
+MIXED, PART_STEPS = (1, 4, 16, 2, 8), 24  # sequences under way at once, each for so many steps, again and again
+MAX_MIXED = 200  # tokens of their prompts
 LAYER = re.compile(r"^layers\.\d+\.")
 LAYERS = "layers.*."  # in front of what is the same in every layer
 
@@ -175,33 +177,36 @@ class Profiler:
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
         return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
 
-    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, bool, float]]:
+    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, float, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, whether it was laid out anew, and its seconds.
+        Return what each step computed, its `anew_share`, and its seconds; without those in which another process took a
+        core from this one, unless that is most of them.
         """
-        loop, found, asked, started = self._loop, list[tuple[Load, bool, float]](), list[Request](), time.monotonic()
-        self.times_ops, longest = False, max(5, min(MAX_MIXED, self.max_model_len // 2))
+        loop, executor, asked, started = self._loop, self._engine.executor, list[Request](), time.monotonic()
+        longest, first = max(5, min(MAX_MIXED, self.max_model_len // 2)), loop.journal.steps.num_written
+        taken = [getrusage(RUSAGE_SELF).ru_nivcsw]
+        executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
-            stats, wanted = loop.stats(), MIXED[index * len(MIXED) // num_steps]
-            for _ in range(wanted - stats.num_running - stats.num_waiting):
+            under_way = len(loop.scheduler.running()) + len(loop.scheduler.waiting)
+            for _ in range(MIXED[index // PART_STEPS % len(MIXED)] - under_way):
                 tokens = int(2 ** self._random.uniform(2, np.log2(longest)))
                 asked.append(self._request(tokens, int(self._random.integers(8, 48))))
                 loop.submit(asked[-1])
-            self._last = None
             loop.step()
-            step = self._last
-            if step is not None and index > WARM_STEPS:
-                records = loop.journal.steps.read(loop.journal.steps.num_written - 1)[1]
-                seconds = float(step_seconds(records, self._engine.executor.depth)[0])
-                found.append((step.load, not records["span_shift"][0], seconds))
+            if loop.journal.steps.num_written - first == len(taken):
+                taken.append(getrusage(RUSAGE_SELF).ru_nivcsw)
             if time.monotonic() - started > limit_s:
                 break
+        steps = loop.journal.steps.read(first)[1]
+        found = list(timed_steps(steps, loop.journal.spans.read(int(steps["first_span"][0]))[1], executor.depth))
+        alone = [step for step, before, after in zip(found, taken, taken[1:]) if before == after][WARM_STEPS:]
         for request in asked:
             loop.abort(request.request_id)
         while loop.step():
             pass
-        return found
+        executor.observer = self
+        return alone if len(alone) > len(found) // 2 else found
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
@@ -294,10 +299,12 @@ class Profiler:
             for timing, cost in zip(step.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
-                row.append(_TimedOp(key_of(timing), cost, roofline.predict(cost, timing.inputs), timing.seconds))
+                key, limit = key_of(timing) + roofline.where, roofline.predict(cost, timing.inputs)
+                row.append(_TimedOp(key, cost, limit, timing.seconds))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
-            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, fmean(op.seconds for op in row)))
+            measured_s = median(op.seconds for op in row)  # whoever takes a core takes it for longer than an op
+            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, measured_s))
         return [_mean(*labels, row, len(steps), self.calibration) for labels, row in rows.items()]
 
 

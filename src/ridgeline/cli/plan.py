@@ -1,5 +1,6 @@
 """Find the options that meet an objective on a machine, and check them."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -30,15 +31,15 @@ def plan(
 ) -> None:
     """Find the options with which a model serves a workload within objectives.
 
-    Exit code 1 where nothing searched meets them, and where a verified figure is off by more than 15 %.
+    Exit code 1 where nothing searched meets them, and 3 where a verified figure is off by more than 15 %.
     """
     import msgspec
 
+    from ridgeline.bench.metrics import summarize
     from ridgeline.core.errors import ConfigError
     from ridgeline.core.slo import parse_slos
-    from ridgeline.explain.planner import HEAD, VERIFIED, compared
+    from ridgeline.explain.planner import HEAD, VERIFIED, compared, run_here
     from ridgeline.explain.planner import plan as planned
-    from ridgeline.explain.planner import verify as verified
     from ridgeline.explain.simulation import requests_of
 
     if verify and hardware != "this":
@@ -47,14 +48,16 @@ def plan(
     requests = requests_of(config, workload, trace, load)
     users, allowed = load.max_concurrency, [name.strip() for name in allow.split(",") if name.strip()]
     found = planned(config, requests, slos=slos, hardware=hardware, allow=allowed, max_concurrency=users)
-    pairs = compared(found, verified(found, requests, users)) if verify and found.is_met else []
+    pairs: Sequence[tuple[str, float, float]] = ()
+    if verify and found.is_met:
+        pairs = compared(found, summarize(run_here(found.chosen.config, requests, users)))
     is_off = any(abs(predicted / measured - 1) > VERIFIED for _, predicted, measured in pairs)
     if json:
         figures = [{"figure": name, "predicted": one, "measured": other} for name, one, other in pairs]
         typer.echo(msgspec.json.encode({**found.as_json(), "verified": figures}))
     else:
-        typer.echo(f"{found.sentence} [{found.chosen.provenance}]\n  {found.command}")
-        for reason in found.reasons:
+        typer.echo(f"{found.sentence} [{found.chosen.provenance}]")
+        for reason in (*filter(None, [found.command]), *found.reasons):
             typer.echo(f"  {reason}")
         sizes = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:,.0f} MB" for name, size in found.memory.items())
         typer.echo(f"  memory: {sizes}\nNo other of {len(found.candidates)} candidates is faster for all and for each:")
@@ -63,4 +66,4 @@ def plan(
         for name, one, other in pairs:
             typer.echo(f"  {name:16} predicted {one:10,.2f}   measured {other:10,.2f}   {one / other - 1:+.1%}")
     if is_off or not found.is_met:
-        raise typer.Exit(1)
+        raise typer.Exit(3 if found.is_met else 1)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.program.pricing import ElementBytes
 
-VERSION = 4  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 5  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -28,6 +28,7 @@ POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
 BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
+CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
 
@@ -53,13 +54,18 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
+def anew_share(age: int) -> float:
+    """Return how much of what a step takes more that is laid out anew, one takes that is so many steps behind it."""
+    return 0.5**age
+
+
 class TimedStep(NamedTuple):
     """One step: what its ops alone are predicted to take, what else makes it longer, and how long it took."""
 
     ops_s: float
     num_seqs: int
     num_prompts: int  # of these, sequences with more than one token
-    is_anew: bool
+    anew: float  # `anew_share`
     seconds: float
 
 
@@ -67,8 +73,8 @@ class TimedStep(NamedTuple):
 class Rest:
     """Holds what a step takes around its ops: planning, sampling, taking in; some for each sequence.
 
-    A step that is not the one before with each sequence a token on takes more: it is laid out anew. `ops` is how long
-    ops take among others, by the time that they take when steps are profiled.
+    A step that is not the one before with each sequence a token on takes more: it is laid out anew, and the next ones
+    find caches cold and plans to finish. `ops` is how long ops take among others, by their time in profiled steps.
     """
 
     step_s: float
@@ -78,9 +84,9 @@ class Rest:
     prompt_s: float = 0.0
     ops: float = 1.0
 
-    def of(self, num_seqs: int, num_prompts: int = 0, *, is_anew: bool = False) -> float:
+    def of(self, num_seqs: int, num_prompts: int = 0, *, anew: float = 0.0) -> float:
         """Return the seconds around a step of `num_seqs` sequences, of which `num_prompts` have several tokens."""
-        more_s = self.anew_s + self.anew_sequence_s * num_seqs if is_anew else 0.0
+        more_s = anew * (self.anew_s + self.anew_sequence_s * num_seqs)
         return self.step_s + self.sequence_s * num_seqs + self.prompt_s * num_prompts + more_s
 
 
@@ -169,10 +175,9 @@ class Calibration:
         found: dict[str, Efficiency] = {}
         for key, each in self.efficiencies.items():
             factor = next((ratio for kind, ratio in compute.items() if kind == key.split()[1]), 1.0)
-            shares = (
-                each.compute_share and each.compute_share * factor,
-                each.memory_share and each.memory_share * memory,
-            )
+            moved = 1.0 if key.endswith(CACHED) else memory
+            compute_share, memory_share = each.compute_share, each.memory_share
+            shares = compute_share and compute_share * factor, memory_share and memory_share * moved
             found[key] = replace(each, compute_share=shares[0], memory_share=shares[1])
         return found
 
@@ -211,13 +216,16 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:
     """Return the shares that samples with one limit far above the other have at the median, and their errors."""
 
-    def share(limits: Sequence[tuple[float, float, float]]) -> float | None:
-        bound = [(one, measured) for one, other, measured in limits if one > 0 and one >= DOMINANT * other]
+    def share(limits: Sequence[tuple[float, float, float]], dominant: float) -> float | None:
+        bound = [(one, measured) for one, other, measured in limits if one > 0 and one >= dominant * other]
         ratios = [one / (measured - overhead_s) for one, measured in bound]
         return min(max(median(ratios), BOUNDS[0]), BOUNDS[1]) if ratios else None
 
-    compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples])
-    memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples])
+    compute = memory = None
+    for dominant in (DOMINANT, 1.0):  # where the limits are always about as long, the longer one decides
+        if compute is None and memory is None:
+            compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples], dominant)
+            memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples], dominant)
     found = Efficiency(compute, memory, power, overhead_s, len(samples), math.inf, math.inf)
     predicted = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
     errors = [math.inf if time is None else abs(time / measured - 1) for time, measured in predicted]
@@ -248,7 +256,7 @@ def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
 
     Nothing is negative, and a few steps that something else made long do not count for more than others.
     """
-    parts_NF = np.array([(1, s.num_seqs, s.is_anew, s.is_anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
+    parts_NF = np.array([(1, s.num_seqs, s.anew, s.anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
     measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
     pull_F = 1 / np.maximum(prior_F, MIN_REST_S)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.cost.datasheets import Datasheet
+from ridgeline.cost.efficiency import CACHED
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.prices import Pricer, step_sizes
 from ridgeline.program.op import Program
@@ -47,6 +48,7 @@ class Roofline:
     def __init__(self, hardware: Ceilings, num_threads: int, step_bytes: float) -> None:
         self._hardware, self._num_threads = hardware, num_threads
         self._is_cached = step_bytes <= hardware.cache_bytes
+        self.where = CACHED if self._is_cached else ""  # behind the key of an efficiency: shares are of other ceilings
 
     def predict(self, cost: OpCost, inputs: InputKind) -> Prediction:
         """Return the bound for `cost`. Arithmetic of a kind whose peak is not known takes no time."""

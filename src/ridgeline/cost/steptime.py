@@ -1,6 +1,8 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
-    step = k · Σ pieces predicted + rest,   rest = a + b · sequences + c · prompts (+ d + e · sequences, laid out anew)
+    step = k · Σ pieces predicted + rest,   rest = a + b · sequences + c · prompts + (d + e · sequences) / 2^age
+
+`age` is how many steps ago one was laid out anew.
 
 Over and over, for a simulator: what depends on the numbers of tokens and rows alone is predicted once. No torch.
 """
@@ -60,16 +62,16 @@ class StepTime:
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 
-    def seconds(self, load: Load, *, is_anew: bool | None = None) -> float:
-        """Return the predicted seconds of a step; with `is_anew` None, one that computes prompts is laid out anew."""
-        anew = load.num_tokens > len(load.spans) if is_anew is None else is_anew
-        return self.rest.ops * self._ops_s(load) + self.rest.of(len(load.spans), _num_prompts(load), is_anew=anew)
+    def seconds(self, load: Load, *, anew: float | None = None) -> float:
+        """Return the predicted seconds of a step with this `anew_share`; None: one that computes prompts has all."""
+        anew = load.num_tokens > len(load.spans) if anew is None else anew
+        return self.rest.ops * self._ops_s(load) + self.rest.of(len(load.spans), _num_prompts(load), anew=anew)
 
-    def fitted(self, steps: Iterable[tuple[Load, bool, float]]) -> "StepTime":
-        """Return the same with what is around ops as in these steps: load, whether it is laid out anew, seconds."""
+    def fitted(self, steps: Iterable[tuple[Load, float, float]]) -> "StepTime":
+        """Return the same with what is around ops as in these steps: load, `anew_share`, seconds."""
         told = [
-            TimedStep(self._ops_s(load), len(load.spans), _num_prompts(load), is_anew, seconds)
-            for load, is_anew, seconds in steps
+            TimedStep(self._ops_s(load), len(load.spans), _num_prompts(load), anew, seconds)
+            for load, anew, seconds in steps
         ]
         found = self.with_rest(fit_rest(told, self.rest))
         found.is_rest_fitted = True
@@ -100,7 +102,7 @@ class StepTime:
             costs = self._costs(load, varying=False)
             fixed_s = self._of_pieces(costs, roofline)
             sampling = roofline.predict(sampling_cost(self._program, load), "f32").moving_s
-            fixed_s += sum(self._seconds(key, 0.0, sampling) for key in self._sampling)
+            fixed_s += sum(self._seconds(key + roofline.where, 0.0, sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
         return self._of_pieces(varying, roofline) + fixed_s
 
@@ -133,7 +135,9 @@ class StepTime:
         total_s = 0.0
         for piece, cost in costs:
             limit = roofline.predict(cost, piece.inputs)
-            one_s = limit.seconds if self._is_limit else self._seconds(piece.key, limit.compute_s, limit.moving_s)
+            one_s = limit.seconds
+            if not self._is_limit:
+                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s)
             total_s += piece.price.count * one_s
         return total_s
 

@@ -11,7 +11,7 @@ import math
 import secrets
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
+from ridgeline.cost.efficiency import anew_share
 from ridgeline.decoding.request import SLOTS, Request
 from ridgeline.engine.request import FinishEvent, FinishReason
 from ridgeline.program.pricing import Load
@@ -99,6 +100,20 @@ def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
     """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own."""
     parts = ("run_s",) if depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
     return np.sum([steps[part] for part in parts], axis=0)
+
+
+def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, float, float]]:
+    """Yield what each step computed, its `anew_share`, and its seconds; `spans` begin with the first one's."""
+    for step, seconds in zip(steps, step_seconds(steps, depth).tolist()):
+        yield load_of(spans_of(step, spans, int(steps["first_span"][0]))), anew_share(int(step["span_shift"])), seconds
+
+
+def spans_of(step: np.void, spans: Records, first: int = 0) -> Records:
+    """Return the spans of a step record, as they were in that step; number `first` is the first one of `spans`."""
+    begin = int(step["first_span"]) - first
+    found = spans[begin : begin + int(step["num_spans"])].copy()
+    found["start"] += step["span_shift"]
+    return found
 
 
 class Ring:

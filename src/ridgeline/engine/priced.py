@@ -15,9 +15,10 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
+from ridgeline.cost.efficiency import anew_share
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
-from ridgeline.engine.journal import Journal, load_of
+from ridgeline.engine.journal import Journal, load_of, spans_of
 from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
@@ -94,10 +95,8 @@ class StepPrices:
         first, spans = self._journal.spans.read(int(step["first_span"]))
         if sums is None or first != step["first_span"] or not step["num_spans"]:
             return
-        spans = spans[: int(step["num_spans"])]
-        spans["start"] += step["span_shift"]
-        asked, measured_s = load_of(spans), float(step["run_s"])
-        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, is_anew=not step["span_shift"])
+        asked, measured_s = load_of(spans_of(step, spans, first)), float(step["run_s"])
+        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, anew=anew_share(int(step["span_shift"])))
         sums.num_steps += 1
         sums.measured_s += measured_s
         sums.error_s += abs(measured_s - predicted_s)

@@ -27,8 +27,8 @@ from ridgeline.engine.journal import (
     Journal,
     Recorder,
     Records,
-    load_of,
-    step_seconds,
+    spans_of,
+    timed_steps,
 )
 from ridgeline.engine.request import FinishReason
 from ridgeline.program.pricing import Load
@@ -77,16 +77,11 @@ class Recording:
 
     def spans_of(self, step: np.void) -> Records:
         """Return the spans of a step record, as they were in that step."""
-        first = int(step["first_span"])
-        found = self.spans[first : first + int(step["num_spans"])].copy()
-        found["start"] += step["span_shift"]
-        return found
+        return spans_of(step, self.spans)
 
-    def timed(self) -> Iterator[tuple[Load, bool, float]]:
-        """Yield what each step computed, whether it was laid out anew, and its seconds."""
-        depth = 1 if self.setup is None else self.setup.depth
-        for step, seconds in zip(self.steps, step_seconds(self.steps, depth).tolist()):
-            yield load_of(self.spans_of(step)), not step["span_shift"], seconds
+    def timed(self) -> Iterator[tuple[Load, float, float]]:
+        """Yield what each step computed, its `anew_share`, and its seconds."""
+        return timed_steps(self.steps, self.spans, 1 if self.setup is None else self.setup.depth)
 
     def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:
         """Return the hashes of an output's whole blocks; `own`: each without what is before it."""

@@ -154,8 +154,8 @@ class _Gains:
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
         elif cure == "prompts sorted":
             requests = self._evidence.sorted_prompts(requests)
-        for load, is_anew, _ in self._some(FEW):
-            machine.step_time.seconds(load, is_anew=is_anew)  # tells what is not calibrated of it
+        for load, anew, _ in self._some(FEW):
+            machine.step_time.seconds(load, anew=anew)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
         if len(unfitted) < len(was_unfitted):  # it has a pace of its own
             now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests).results)
@@ -169,7 +169,7 @@ class _Gains:
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 
-    def _some(self, count: int) -> Iterator[tuple[Load, bool, float]]:
+    def _some(self, count: int) -> Iterator[tuple[Load, float, float]]:
         """Return steps of the recording, at most so many."""
         recording = self._evidence.recording
         return islice(recording.timed(), 0, None, -(-len(recording.steps) // count))

@@ -11,7 +11,8 @@ from typing import Any
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import Results, summarize
+from ridgeline.bench.metrics import Results, within_ms
+from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
@@ -35,12 +36,16 @@ VERIFIED = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Holds one configuration with what was simulated of it; `attainment` is that of steps a tenth slower."""
+    """Holds one configuration with what was simulated of it.
+
+    `attainment` is that of steps a tenth slower, as is `within_ms`: what SHARE of them keep to, by objective.
+    """
 
     machine: SimulatedMachine
     changes: Mapping[str, str]
     results: Results
     attainment: float
+    within_ms: Sequence[float]
     provenance: Provenance
 
     @property
@@ -95,23 +100,31 @@ class Plan:
     @property
     def sentence(self) -> str:
         """The plan in words."""
-        wanted = ", ".join(f"{slo.metric} within {slo.limit_ms:g} ms" for slo in self.slos) or "the highest throughput"
-        found = f"{self.chosen.tokens_per_s:,.1f} output tokens/s, {self.chosen.attainment:.0%} of requests within all"
-        if not self.slos:
-            found = f"{self.chosen.tokens_per_s:,.1f} output tokens/s"
-        verb = "serve with" if self.is_met else "nothing searched meets it; nearest is"
-        return f"For {wanted} of {self.model} on {self.machine}: {verb} {self.chosen.name}: {found}."
+        wanted, chosen = ", ".join(_objective(slo.metric, slo.limit_ms) for slo in self.slos), self.chosen
+        found = f"{chosen.tokens_per_s:,.1f} output tokens/s"
+        if self.slos:
+            found += f", {chosen.attainment:.0%} of requests within all"
+        if self.is_met:
+            wanted = wanted or "the highest throughput"
+            return f"For {wanted} of {self.model} on {self.machine}: serve with {chosen.name}: {found}."
+        reached = ", ".join(_objective(slo.metric, each) for slo, each in zip(self.slos, chosen.within_ms))
+        return (
+            f"No configuration searched meets {wanted} for {SHARE:.0%} of the requests to {self.model} on "
+            f"{self.machine}. The nearest is {chosen.name}, predicted {reached} for as many: {found}."
+        )
 
     @property
-    def command(self) -> str:
-        """The command that serves so."""
-        return " ".join(["ridgeline serve", self.model, *(f"{k} {v}" for k, v in self.chosen.changes.items())])
+    def command(self) -> str | None:
+        """The command that serves so; None where nothing meets the objectives."""
+        options = (f"{k} {v}" for k, v in self.chosen.changes.items())
+        return " ".join(["ridgeline serve", self.model, *options]) if self.is_met else None
 
     def as_json(self) -> Mapping[str, Any]:
         """Return everything as plain data."""
 
         def plain(found: Candidate) -> Mapping[str, Any]:
-            figures = {"attainment": found.attainment, "provenance": found.provenance}
+            within = {slo.metric: each for slo, each in zip(self.slos, found.within_ms)}
+            figures = {"attainment": found.attainment, "within_ms": within, "provenance": found.provenance}
             return {"options": found.changes, "results": found.results} | figures
 
         return {
@@ -194,12 +207,12 @@ def plan(
     )
 
 
-def verify(plan: Plan, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> Results:
-    """Run the chosen configuration here, in this process, and return what was measured."""
+def run_here(config: EngineConfig, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> RunLog:
+    """Run a configuration here, in this process, after a request that warms up."""
     arrivals = Arrivals()
-    engine = build_engine(plan.chosen.config, arrivals.deliver)
+    engine = build_engine(config, arrivals.deliver)
     arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1))
-    return summarize(arrivals.run(engine.loop, greedy_requests(requests), max_concurrency), plan.slos)
+    return arrivals.run(engine.loop, greedy_requests(requests), max_concurrency)
 
 
 def compared(plan: Plan, measured: Results) -> Sequence[tuple[str, float, float]]:
@@ -252,14 +265,19 @@ def _candidate(
         if getattr(scheduler, field) != getattr(standard, field):
             changes[flag] = str(getattr(scheduler, field))
     found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
-    attainment = 1.0
+    attainment, within = 1.0, list[float]()
     if slos:
         slow = run_simulated(
             machine, requests, slos=slos, max_concurrency=max_concurrency, pace=lambda seconds: SLOWER * seconds
-        ).results
-        assert slow.goodput is not None
-        attainment = slow.goodput.attainment
-    return Candidate(machine, changes, found.results, attainment, found.provenance)
+        )
+        assert slow.results.goodput is not None
+        attainment = slow.results.goodput.attainment
+        within = [within_ms(slow.log, slo.metric, SHARE) for slo in slos]
+    return Candidate(machine, changes, found.results, attainment, within, found.provenance)
+
+
+def _objective(metric: str, limit_ms: float) -> str:
+    return f"{metric} within {limit_ms:.4g} ms"
 
 
 def _choose(candidates: Sequence[Candidate], slos: Sequence[Slo]) -> Candidate:

@@ -62,7 +62,7 @@ function shown({ found, command: line }) {
   const name = (options) => Object.entries(options).map(([flag, value]) => `${flag} ${value}`).join(" ") || "the defaults";
   const rows = found.front.map(({ options, results, attainment }) => [name(options), number(results.output_throughput_tok_per_s), `${number(100 * attainment)} %`, p50(results.latencies.ttft_ms), p50(results.latencies.tpot_ms)]);
   const points = found.points.filter(([, , tpot]) => tpot > 0).map(([options, speed, tpot, attainment]) => [tpot, speed, options === name(chosen.options) ? "chosen" : attainment >= 0.95 ? "decode" : "prefill", options]);
-  return [h("article", { class: "box" }, h("h2", {}, found.is_met ? "Serve with" : "Nothing searched meets it; nearest is"), command(found.command), h("p", {}, found.sentence, " ", h("span", { class: "quiet" }, `[${chosen.provenance}]`)),
+  return [h("article", { class: "box" }, h("h2", {}, found.is_met ? "Serve with" : "No configuration searched meets it"), found.command && command(found.command), h("p", {}, found.sentence, " ", h("span", { class: "quiet" }, `[${chosen.provenance}]`)),
     h("h3", {}, "Why, and what the next best value would give"), found.reasons.length ? h("ul", {}, found.reasons.map((each) => h("li", {}, each))) : h("p", { class: "quiet" }, "No other value was searched."),
     h("h3", {}, "Memory"), splitBar(Object.entries(found.memory_bytes).map(([part, size]) => [part.replaceAll("_", " "), size, part === "weights" ? "decode" : "cached"]), bytes),
     h("h3", {}, `${found.num_candidates} candidates`), scatter("Candidates", "TPOT p50, ms", "output tokens/s", points),
