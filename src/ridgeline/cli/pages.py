@@ -14,6 +14,7 @@ def pages(
 ) -> None:
     """Write the pages without a server: Learn, Numbers, Steps, and with a journal Request and Doctor."""
     import json
+    import shlex
     from base64 import b64encode
     from hashlib import sha256
     from importlib import resources
@@ -21,6 +22,7 @@ def pages(
     import msgspec
 
     from ridgeline.engine.recording import read_recording
+    from ridgeline.explain.lives import life
     from ridgeline.server.explained import reply_of
     from ridgeline.server.pages import told
 
@@ -30,7 +32,8 @@ def pages(
         rings = {ring: (0, getattr(found, ring)) for ring in ("steps", "spans", "decisions", "outputs")}
         replies |= {"explain/steps": told(rings, found.cache_reasons), "explain/doctor": reply_of("doctor", name)}
         for seq_id in found.outputs["seq_id"][-MAX_REQUESTS:].tolist():
-            replies[f"explain/doctor?request={seq_id}"] = reply_of("doctor", name, f"--request={seq_id}")
+            command = f"ridgeline doctor {shlex.quote(name)} --request={seq_id}"
+            replies[f"explain/doctor?request={seq_id}"] = {"command": command, "found": life(found, seq_id)}
     ui = resources.files("ridgeline.server") / "ui"
     files = {file.name: file.read_text(encoding="utf-8") for file in ui.iterdir()}
     files["api.js"] = files["static.js"]

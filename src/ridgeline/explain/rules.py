@@ -24,6 +24,7 @@ SLOWER = 1.3  # than predicted: what a calibration and a minute's weather do not
 ALONE, AT_ONCE = 0.9, 16  # share of the time with one sequence; as many as would read the weights together
 KV_SHARE, SHARED_KEYS = 0.6, 8  # of a step's bytes; query heads of one key, with which int8 gains nothing
 LARGE_BYTES, FAULTS_PER_S = 64 << 20, 10.0
+PASSAGES = 2  # of a request through the event loop: as it comes, and as its last token leaves
 UNPRICED = ("no_native", "threads_many")  # of which ceilings tell nothing, only a calibration
 DISTURBED = ("throttled", "stolen", "thermal", "swap", "page_faults", "memory_slow")  # by what is beside the engine
 
@@ -93,7 +94,7 @@ def _threads(e: Evidence, *, few: bool) -> Sign | None:
 
 
 def _lost_time(e: Evidence, counters: Sequence[str], flag: str) -> Sign | None:
-    share = max((e.share_of_time(name) or 0.0 for name in counters), default=0.0)
+    share = max(e.share_of_time(name) or 0.0 for name in counters)
     return Sign(f"{share:.0%} of the time", flag, _without(share)) if share > STOLEN else None
 
 
@@ -154,8 +155,13 @@ def _memory_slow(e: Evidence) -> Sign | None:
 
 
 def _sampling(e: Evidence) -> Sign | None:
-    share = float(np.nansum(e.recording.steps["sample_s"]) / e.busy_s)
-    return Sign(f"{share:.0%} of the steps", "ask for less", _without(share)) if share > SAMPLING else None
+    """Where the next step is computed meanwhile, that has a thread less for as long."""
+    steps, sample_s = e.recording.steps, np.nan_to_num(e.recording.steps["sample_s"])
+    others = (e.config.num_threads or e.setup.num_cores or 1) if e.setup.depth > 1 else 1
+    lost_s = float(np.where(steps["span_shift"] > 0, sample_s / others, sample_s).sum())
+    share = float(sample_s.sum() / e.busy_s)
+    cure = _without(lost_s / e.busy_s)
+    return Sign(f"{share:.0%} of the steps", "ask for less", cure) if share > SAMPLING else None
 
 
 def _slots(e: Evidence) -> Sign | None:
@@ -312,12 +318,16 @@ def _client_slow(e: Evidence) -> Sign | None:
 
 
 def _loop_lag(e: Evidence) -> Sign | None:
+    """Look at how late the loop's ticks were: what passes through it at any moment waits as long, at the mean."""
     told = e.around("loop_lag_s")
     if len(told) < 3:
         return None
-    share = float((told["loop_lag_s"][-1] - told["loop_lag_s"][0]) / (told["time_s"][-1] - told["time_s"][0]))
+    late_s, time_s = (float(told[name][-1] - told[name][0]) for name in ("loop_lag_s", "time_s"))
+    wait_s = late_s / (len(told) - 1)
     flag = "take what blocks it off the event loop, or leave it a core: --num-threads"
-    return Sign(f"it is late {share:.0%} of the time", flag, _without(share)) if share > WAITS else None
+    evidence = f"it is late {late_s / time_s:.0%} of the time, {1e3 * wait_s:,.0f} ms at the mean"
+    gain = 1 + PASSAGES * wait_s / float(e.recording.outputs["latency_s"].mean())
+    return Sign(evidence, flag, gain) if late_s > WAITS * time_s else None
 
 
 _GAPS: Effect = "the longest gaps between tokens are shorter"
