@@ -41,7 +41,7 @@ import os
 from ridgeline import _native
 os.sched_setaffinity(0, {1})
 while True:
-    _native.read_bandwidth(_native.best_level(), 1, 2**28, 50)
+    _native.read_bandwidth(_native.best_level(), 1, 2**28, 500)
 """
 
 

@@ -9,7 +9,7 @@ from test_replay import RUNS, random_requests, run
 from ridgeline.cli import main
 from ridgeline.explain.tracing import trace
 
-NEEDED = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}} | dict.fromkeys("ben", {"ts", "cat", "id"})
+NEEDED = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}} | {key: {"ts", "cat", "id"} for key in "ben"}
 
 
 def check(found):

@@ -1,7 +1,7 @@
 """Say what makes an engine slow, which option to change, and what that would gain."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,15 +34,24 @@ def doctor(
     Gains are counterfactual: the same requests, simulated with the change. Exit code 1 where something is to be fixed.
     """
     from ridgeline.core.errors import ConfigError
+    from ridgeline.explain.diagnosis import doctor as diagnose
+    from ridgeline.explain.lives import life
+    from ridgeline.explain.tracing import trace as traced
 
     if sum(each is not None for each in (journal, url, model)) != 1:
         raise ConfigError("give one of these: a file of --journal, the --url of a server, or a --model to try")
     if url is not None and (request or trace):
         raise ConfigError("--request and --trace are of a journal; a server's pages show its requests")
     with _tried(model) if model is not None else nullcontext(journal) as path:
-        found = _of_server(str(url)) if path is None else _examined(path, request or [], trace, json=json)
-    if found is None:
-        return
+        if path is not None and trace is not None:
+            _write(trace, traced(path))
+            return
+        if path is not None and request:
+            lives = [life(path, number) for number in request]
+            plain = msgspec.json.encode(lives if len(lives) > 1 else lives[0])
+            typer.echo(plain if json else "\n".join(lived["sentence"] for lived in lives))
+            return
+        found = _of_server(str(url)) if path is None else diagnose(path)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:
@@ -52,25 +61,6 @@ def doctor(
             typer.echo(f"{area:11} {severity:4}{says}")
     if any(each.severity == "FIX" for each in found.findings):
         raise typer.Exit(1)
-
-
-def _examined(journal: Path, requests: list[int], trace: Path | None, *, json: bool) -> "Diagnosis | None":
-    """Return what is found; None where a trace was to be written, or told what became of some sequences."""
-    from ridgeline.engine.recording import read_recording
-    from ridgeline.explain.diagnosis import doctor as diagnose
-    from ridgeline.explain.lives import life
-    from ridgeline.explain.tracing import trace as traced
-
-    if trace is not None:
-        _write(trace, traced(journal))
-    elif requests:
-        recording = read_recording(journal)
-        lives = [life(recording, number) for number in requests]
-        plain = msgspec.json.encode(lives if len(lives) > 1 else lives[0])
-        typer.echo(plain if json else "\n".join(lived["sentence"] for lived in lives))
-    else:
-        return diagnose(journal)
-    return None
 
 
 def _of_server(url: str) -> "Diagnosis":
@@ -83,7 +73,7 @@ def _of_server(url: str) -> "Diagnosis":
 
 
 @contextmanager
-def _tried(model: str) -> Iterator[Path]:
+def _tried(model: str) -> Generator[Path]:
     """Run a model for some seconds as it is served by default, and give the journal. Raises ConfigError."""
     from ridgeline.bench.offline import BenchEngine
     from ridgeline.bench.workloads.fixed import Fixed

@@ -55,13 +55,12 @@ class Diagnosis:
     def sentence(self) -> str:
         """The outcome in words."""
         sure = "" if abs(self.match - 1) <= 0.15 else "; low confidence, the simulation is not what was measured"
-        count = len(self.findings)
-        found = f"{count} finding{'s' * (count > 1)}" if count else "nothing to change"
+        found = _counted(len(self.findings), "finding") if self.findings else "nothing to change"
         how = "simulated as it was, steps take"
         if not self.is_simulated:
             how, sure = "it drafts, and that is not simulated: no gains are known; steps are predicted to take", ""
         return (
-            f"{self.num_steps:,} steps of {self.num_requests:,} requests: {found} "
+            f"{_counted(self.num_steps, 'step')} of {_counted(self.num_requests, 'request')}: {found} "
             f"({how} {self.match:.2f} of the measured time{sure})"
         )
 
@@ -86,6 +85,10 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         return html_table(self.sentence, HEAD, self.lines())
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def doctor(journal: Recording | Path | str) -> Diagnosis:

@@ -69,4 +69,4 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
 
 
 def _words(times: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {ms:,.1f} ms" for name, ms in times.items())
+    return ", ".join(f"{name} {round(ms, 1) + 0.0:,.1f} ms" for name, ms in times.items())
