@@ -41,17 +41,21 @@ import os
 from ridgeline import _native
 os.sched_setaffinity(0, {1})
 while True:
-    _native.read_bandwidth(_native.best_level(), 1, 2**28, 50)
+    _native.read_bandwidth(_native.best_level(), 1, 2**28, 500)
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """What was found; `realised` is what the change did, by the measure that the first finding has."""
+    """What was found, the fault at `rank`; the rest is of its finding, or of the first one of a healthy run.
+
+    `realised` is what the change did, by the measure that the finding has.
+    """
 
     fault: str
     found: list[str]
     right: bool
+    rank: int | None = None
     sentence: str = ""
     evidence: str = ""
     flag: str = ""
@@ -59,6 +63,8 @@ class Planted:
     provenance: str = ""
     effect: str = ""
     realised: float | None = None
+    gains: list[float] = field(default_factory=list)  # of several runs
+    ratios: list[float] = field(default_factory=list)
     measures: dict[str, float] = field(default_factory=dict)  # of the run itself, by effect
     match: float | None = None
 
@@ -100,10 +106,11 @@ class Plant:
                 params = SamplingParams(ignore_eos=True, **run.params)
                 requests = [replace(r, params=replace(params, max_tokens=r.max_tokens)) for r in requests]
             arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 480, max_tokens=8)], run=1))
+            num_warm = engine.loop.journal.steps.num_written
             with run.beside():
                 log = arrivals.run(engine.loop, requests, run.concurrency)
             engine.loop.close()
-            return summarize(log), read_recording(path)
+            return summarize(log), _without_first(read_recording(path), num_warm)
 
     def mended(self, fault: Run, without: Run | None = None) -> Planted:
         """Run with the fault and ask the doctor, or run without it."""
@@ -119,13 +126,21 @@ class Plant:
         """Return what was found."""
         ids = [each.id for each in diagnosis.findings]
         healthy = self.name.startswith("healthy")
+        at = 0 if healthy else ids.index(self.name) if self.name in ids else len(ids)
         planted = Planted(fault=self.name, found=ids, right=not ids if healthy else ids[:1] == [self.name])
         planted = replace(planted, sentence=diagnosis.sentence, match=diagnosis.match)
-        if not ids:
+        if at == len(ids):
             return planted
-        first = diagnosis.findings[0]
-        told = {name: getattr(first, name) for name in ("evidence", "flag", "gain", "provenance", "effect")}
-        return replace(planted, **told)
+        told = ("evidence", "flag", "gain", "provenance", "effect")
+        return replace(planted, rank=at + 1, **{name: getattr(diagnosis.findings[at], name) for name in told})
+
+
+def _without_first(recording: Recording, num_steps: int) -> Recording:
+    """Return a recording without its first steps, and what came before them."""
+    outputs = recording.outputs[recording.outputs["first_step"] >= num_steps]
+    for name in ("first_step", "last_step"):
+        outputs[name] -= num_steps
+    return replace(recording, steps=recording.steps[num_steps:], outputs=outputs)
 
 
 def _measures(results: Results) -> dict[str, float]:
@@ -248,7 +263,7 @@ TIMES = [random_tokens(5, n, BLOCK, 4000) for n in range(20)]
 COMMON = random_tokens(7, 0, 384, 4000)
 STAMPED = [BenchRequest(prompt=time + COMMON, max_tokens=4) for time in TIMES]
 SORTED = [BenchRequest(prompt=COMMON + time, max_tokens=4) for time in TIMES]
-LONG = [BenchRequest(prompt=random_tokens(7, 0, 3000, 4000), max_tokens=200, arrival_s=2.0 * (n > 0)) for n in range(9)]
+LONG = own(6, 2000, 400)
 KV = 786_432  # bytes of a block of the larger model
 DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {

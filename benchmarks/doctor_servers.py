@@ -1,6 +1,7 @@
 """Faults of servers and of those who ask them: for `doctor_faults.py`, beside those of `doctor_plants.py`."""
 
 import json
+import os
 import socket
 import statistics
 import threading
@@ -36,9 +37,15 @@ class Blocking:
 
 
 @contextmanager
-def served(it: Plant, blocked_s: float = 0.0) -> Iterator[int]:
-    """Serve on a free port of the loopback; each request blocks the event loop for so long."""
-    engine = ProcessEngine(Run([], {}, SMALL).config(it.threads).served())
+def served(blocked_s: float = 0.0) -> Iterator[int]:
+    """Serve on a free port of the loopback; each request blocks the event loop for so long.
+
+    The engine has a core of its own: what it waits for is not one of those who serve and ask.
+    """
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {first})
+    engine = ProcessEngine(Run([], {}, SMALL).config(1).served())
+    os.sched_setaffinity(0, {last})
     app = create_app(engine, engine.tokenizer, ServerSettings())
     app.add_middleware(Blocking, blocked_s=blocked_s)
     listener, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
@@ -71,7 +78,7 @@ def asked(it: Plant, port: int) -> Planted:
 
 @plant("loop_lag")
 def _loop_lag(it: Plant) -> Planted:
-    with use_cache(SMALL), served(it, blocked_s=0.0 if it.without else 0.05) as port:
+    with use_cache(SMALL), served(blocked_s=0.0 if it.without else 0.035) as port:
         seconds = ask(port)
         found = Planted(fault=it.name, found=[], right=True) if it.without else asked(it, port)
         return replace(found, measures={"requests end sooner": seconds})
@@ -95,7 +102,7 @@ def _read(port: int, pause_s: float) -> None:
 
 @plant("client_slow")
 def _client_slow(it: Plant) -> Planted:
-    with use_cache(SMALL), served(it) as port:
+    with use_cache(SMALL), served() as port:
         began_s = time.perf_counter()
         _read(port, 0.0 if it.without else 12.0)
         seconds = time.perf_counter() - began_s

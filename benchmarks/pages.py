@@ -32,7 +32,7 @@ PAINTS = """() => Object.fromEntries(performance.getEntriesByType('paint').map(e
 SHOWN = "name => document.querySelector(`main.page-${name} :is(h1, .hero)`) && performance.now()"
 FAULTS: Mapping[str, tuple[tuple[str, ...], str]] = {  # options that are wrong, and what mends them
     "one slot": (("--max-num-seqs", "1"), "--max-num-seqs"),
-    "one thread": (("--num-threads", "1"), "--num-threads"),
+    "a cache of two sequences": (("--max-model-len", "512", "--kv-cache-bytes", "1310720"), "--kv-cache-bytes"),
     "no prefix caching": (("--no-prefix-caching",), "--prefix-caching"),
 }
 
@@ -134,8 +134,7 @@ def measure(browser: Any, options: argparse.Namespace) -> PagesReport:
         server.close()
     walks: list[Walk] = []
     for fault, (wrong, _) in FAULTS.items():
-        given = wrong if "--num-threads" in wrong else (*wrong, "--num-threads", threads)
-        server = Server(sys.executable, options.model, "--log-level", "warning", *given)
+        server = Server(sys.executable, options.model, "--log-level", "warning", "--num-threads", threads, *wrong)
         try:
             clients = threading.Thread(target=asked, args=(server.port, options.model, options.seconds))
             clients.start()

@@ -7,6 +7,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planted import KV, ceilings, host, recorded, requests
 
@@ -16,6 +17,7 @@ from ridgeline.cli import main
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine import priced
+from ridgeline.engine.journal import AROUND_FIELDS
 from ridgeline.engine.recording import MAGIC, FileRecorder, read_recording
 from ridgeline.explain import machine
 from ridgeline.explain.diagnosis import doctor
@@ -92,14 +94,38 @@ def test_healthy_runs_have_nothing_to_fix(asked):
 def test_the_machine_comes_before_all_else():
     slow = recorded(*FAULTS["slots"][:1], **FAULTS["slots"][1])
     for counter, fault in (("run_delay_s", "stolen"), ("steal_s", "stolen"), ("throttled_s", "throttled")):
-        found = doctor(host(slow, **{counter: 0.4}))
+        of_all = usable_cores() if counter == "steal_s" else 1  # what is stolen is summed over the cores
+        found = doctor(host(slow, **{counter: 0.4 * of_all}))
         assert [each.id for each in found.findings][:2] == [fault, "slots"]
         assert found.findings[0].gain == pytest.approx(1 / 0.6, rel=0.01)
         assert found.findings[0].provenance == "measured"
         assert doctor(host(slow, **{counter: 0.01})).findings[0].id == "slots"
     steps = slow.steps.copy()
     steps["sample_s"] = 0.5 * steps["run_s"]
-    assert doctor(replace(slow, steps=steps)).findings[0].id == "sampling"
+    assert doctor(replace(slow, steps=steps, setup=replace(slow.setup, depth=1))).findings[0].id == "sampling"
+
+
+def test_sampling_beside_the_next_step_takes_one_of_its_threads():
+    run = recorded(requests(4, output=100))
+    steps = run.steps.copy()
+    steps["sample_s"] = 0.5 * steps["run_s"]
+    followed = float(steps["run_s"][steps["span_shift"] > 0].sum() / steps["run_s"].sum())
+    assert 0.5 < followed < 1
+    for depth, threads, lost in ((1, 2, 0.5), (2, 1, 0.5), (2, 2, 0.5 - 0.25 * followed)):
+        config = replace(run.setup.config, num_threads=threads)
+        setup = replace(run.setup, depth=depth, config=config, num_cores=threads)
+        found = {each.id: each for each in doctor(replace(run, steps=steps, setup=setup)).findings}
+        assert found["sampling"].gain == pytest.approx(1 / (1 - lost), rel=1e-3)
+
+
+def test_a_late_event_loop_is_passed_through_twice():
+    run = recorded(requests(6, output=60))
+    told = np.full(11, np.nan, list(AROUND_FIELDS))
+    told["time_s"] = run.steps["start_s"][0] + np.arange(11) * 1.6
+    told["loop_lag_s"] = np.arange(11) * 1.5
+    (late,) = (each for each in doctor(replace(run, around=told)).findings if each.id == "loop_lag")
+    assert late.gain == pytest.approx(1 + 2 * 1.5 / run.outputs["latency_s"].mean())
+    assert late.evidence == "it is late 94% of the time, 1,500 ms at the mean"
 
 
 def test_two_faults_keep_the_order():
@@ -136,6 +162,36 @@ def test_the_command_reads_a_journal(tmp_path, capsys):
     for one, other in itertools.pairwise(findings):
         assert AREAS.index(one["area"]) <= AREAS.index(other["area"])
     assert "<table>" in explain.doctor(path)._repr_html_()
+
+
+def test_the_command_tries_a_model(monkeypatch, capsys):
+    monkeypatch.setattr("ridgeline.cli.doctor.SELF_TEST_S", 0.2)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "--model", "python-1m", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_requests"] % 16 == 0 < found["num_steps"]
+    assert stopped.value.code == int(any(each["severity"] == "FIX" for each in found["findings"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "give one of these"),
+        (["run.journal", "--model", "python-1m"], "give one of these"),
+        (["--url", "nonsense"], "is the server up"),
+        (["--url", "http://127.0.0.1:1"], "is the server up"),
+        (["--url", "http://127.0.0.1:x"], "is the server up"),
+        (["--url", "http://127.0.0.1:1", "--trace", "out.json"], "of a journal"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(given, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", *given])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_drafts_is_examined_without_counterfactuals(tmp_path, capsys):

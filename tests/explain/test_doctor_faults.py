@@ -194,7 +194,7 @@ def sampling(it):
     run = recorded(own_prompts())
     steps = run.steps.copy()
     steps["sample_s"] = 0.5 * steps["run_s"]
-    return replace(run, steps=steps)
+    return replace(run, steps=steps, setup=replace(run.setup, depth=1))
 
 
 @plant
@@ -209,8 +209,8 @@ def client_slow(it):
 @plant
 def loop_lag(it):
     run = recorded(own_prompts())
-    time_s = run.steps["start_s"][0] + np.arange(10) * 0.2
-    return around(run, time_s=time_s, loop_lag_s=np.arange(10) * 0.1)
+    time_s = run.steps["start_s"][0] + np.arange(10) * 2.1
+    return around(run, time_s=time_s, loop_lag_s=np.arange(10) * 2.0)
 
 
 def system(it, before: dict[str, str], after: dict[str, str]):
@@ -355,3 +355,13 @@ def test_a_machine_slow_in_all_it_does_has_no_slow_memory(it):
     assert "memory_slow" not in [each.id for each in doctor(slowed(run, 2)).findings]
     is_decode = run.steps["num_tokens"] <= 8  # and then memory bounds it
     assert "memory_slow" not in [each.id for each in doctor(slowed(run, np.where(is_decode, 12.0, 8.0))).findings]
+
+
+def test_what_clients_wait_for_is_not_what_the_machine_takes(it):
+    it.set(calibration=calibrated)
+    run = slowed(recorded(own_prompts()), 2)
+    outputs = run.outputs.copy()
+    outputs["latency_s"] += 100  # held by its readers
+    first = doctor(host(replace(run, outputs=outputs), run_delay_s=0.4)).findings[0]
+    assert (first.id, first.provenance) == ("stolen", "calibrated")
+    assert first.gain == pytest.approx(2, rel=0.05)

@@ -85,6 +85,23 @@ def test_the_server_says_what_the_command_says_of_its_last_requests(busy: LiveSe
     assert (said["num_requests"], said["num_steps"]) == (6, 36)
 
 
+def test_the_command_asks_a_server(
+    busy: LiveServer, chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--url", f"{busy.url}/", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_requests"], found["num_steps"]) == (6, 36)
+    assert ended.value.code == int(any(each["severity"] == "FIX" for each in found["findings"]))
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "a"\n')
+    with serving(new_engine(chat_model), api_key_file=str(keys)) as server, pytest.raises(SystemExit) as ended:
+        main(["doctor", "--url", server.url])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "answers 401" in line
+
+
 def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Path) -> None:
     """The steps of the first requests are written over: what is left is examined, and nothing else."""
     engine = new_engine(chat_model)

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ MAX_ERROR_CHARS = 200
 # Below the 5 s after which uvicorn drops an idle connection, so no request is sent into a closing one.
 KEEPALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
+T = TypeVar("T")
 
 
 class _Delta(msgspec.Struct):
@@ -119,18 +120,22 @@ class Endpoint:
 
 def discover_model(base_url: str, api_key: str | None = None) -> str:
     """Return the first model that the server lists. Raises ConfigError when it cannot be asked or lists none."""
-    url = f"{_api_root(base_url)}/models"
-    try:
-        with httpx.Client(trust_env=False, timeout=CONNECT_TIMEOUT_S) as http:
-            response = http.get(url, headers=_headers(api_key)).raise_for_status()
-        models = msgspec.json.decode(response.content, type=_ModelList).data
-    except (httpx.HTTPError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            f"cannot read the models of {url}: {error}; is the server up, and is this its address?"
-        ) from None
+    models = fetched(url := f"{_api_root(base_url)}/models", _ModelList, api_key).data
     if not models:
         raise ConfigError(f"{url} lists no model; name one")
     return models[0].id
+
+
+def fetched(url: str, kind: type[T], api_key: str | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> T:
+    """Return what a server has at an address. Raises ConfigError when it cannot be asked or has nothing of the kind."""
+    try:
+        with httpx.Client(trust_env=False, timeout=timeout_s) as http:
+            response = http.get(url, headers=_headers(api_key))
+        if response.is_error:
+            raise ConfigError(f"{url} answers {response.status_code}: {' '.join(response.text.split())[:200]}")
+        return msgspec.json.decode(response.content, type=kind)
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {url}: {error}; is the server up, and is this its address?") from None
 
 
 async def run_load(

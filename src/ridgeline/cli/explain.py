@@ -2,7 +2,7 @@
 
 import inspect
 import json as json_format
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -81,12 +81,7 @@ def price(
     from ridgeline.explain.pricing import price as price_of
 
     found = price_of(model, card=card, batch=batch, context=context, prompt=prompt, dtype=dtype)
-    if json:
-        typer.echo(json_format.dumps(found.as_json(), ensure_ascii=False))
-        return
-    typer.echo(f"{found.sentence} [datasheet]")
-    for name, *cells in (HEAD, *found.lines()):
-        typer.echo(f"  {name:16}" + "".join(f"{cell:>14}" for cell in cells))
+    _show(found, (HEAD, *found.lines()), json, "  {:16}", "{:>14}")
 
 
 @explain.command()
@@ -105,12 +100,15 @@ def devices(
     from ridgeline.explain.spreading import devices as ways_of
 
     found = ways_of(model, card=card, count=count, batch=batch, context=context, prompt=prompt, link_s=link_us * 1e-6)
-    if json:
-        typer.echo(json_format.dumps(found.as_json(), ensure_ascii=False))
-        return
-    typer.echo(f"{found.sentence} [datasheet]")
-    for name, *cells in (HEAD, *(way.cells for way in found.ways)):
-        typer.echo(f"  {name:31}" + "".join(f"{cell:>18}" for cell in cells))
+    _show(found, (HEAD, *(way.cells for way in found.ways)), json, "  {:31}", "{:>18}")
+
+
+def _show(found: Any, rows: Iterable[Sequence[str]], json: bool, name: str, cell: str) -> None:
+    """Print what is found as JSON, or its sentence and a table."""
+    table = "".join("\n" + name.format(first) + "".join(map(cell.format, cells)) for first, *cells in rows)
+    typer.echo(
+        json_format.dumps(found.as_json(), ensure_ascii=False) if json else f"{found.sentence} [datasheet]{table}"
+    )
 
 
 def _explorer(name: str) -> Callable[[typer.Context], None]:

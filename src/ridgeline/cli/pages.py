@@ -14,13 +14,16 @@ def pages(
 ) -> None:
     """Write the pages without a server: Learn, Numbers, Steps, and with a journal Request and Doctor."""
     import json
+    import shlex
     from base64 import b64encode
     from hashlib import sha256
     from importlib import resources
 
     import msgspec
 
+    from ridgeline.core.errors import ConfigError
     from ridgeline.engine.recording import read_recording
+    from ridgeline.explain.lives import life
     from ridgeline.server.explained import reply_of
     from ridgeline.server.pages import told
 
@@ -30,7 +33,8 @@ def pages(
         rings = {ring: (0, getattr(found, ring)) for ring in ("steps", "spans", "decisions", "outputs")}
         replies |= {"explain/steps": told(rings, found.cache_reasons), "explain/doctor": reply_of("doctor", name)}
         for seq_id in found.outputs["seq_id"][-MAX_REQUESTS:].tolist():
-            replies[f"explain/doctor?request={seq_id}"] = reply_of("doctor", name, f"--request={seq_id}")
+            command = f"ridgeline doctor {shlex.quote(name)} --request={seq_id}"
+            replies[f"explain/doctor?request={seq_id}"] = {"command": command, "found": life(found, seq_id)}
     ui = resources.files("ridgeline.server") / "ui"
     files = {file.name: file.read_text(encoding="utf-8") for file in ui.iterdir()}
     files["api.js"] = files["static.js"]
@@ -47,7 +51,10 @@ def pages(
     head = [f'<meta http-equiv="content-security-policy" content="{policy}">']
     head += [f'<script type="{kind}">{script}</script>' for kind, script in scripts.items()]
     html = files["index.html"].replace('<script type="module" src="app.js"></script>', "\n".join(head))
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("index.html", "style.css", "ridge.svg"):
-        (out / name).write_text(html if name == "index.html" else files[name], encoding="utf-8")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("index.html", "style.css", "ridge.svg"):
+            (out / name).write_text(html if name == "index.html" else files[name], encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the pages cannot be written to {out}: {error.strerror}") from None
     typer.echo(f"open {out / 'index.html'}")

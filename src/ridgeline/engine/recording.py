@@ -217,12 +217,13 @@ def read_recording(path: Path) -> Recording:
         begin = at + LENGTH.size
         end = begin + (LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 1)
         if end > len(data):
-            log.warning("the journal %s was cut off, %d bytes into a record: these are left out", path, len(data) - at)
             break
         frames.append(data[begin:end])
         at = end
     if not frames:
         raise ConfigError(f"the journal {path} was cut off within its first record")
+    if at < len(data):
+        log.warning("the journal %s was cut off, %d bytes into a record: these are left out", path, len(data) - at)
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]

@@ -4,25 +4,21 @@ In the order of `rules.py`. A gain is a counterfactual: the recorded requests ar
 change; of an engine that drafts, gains of options are not known. Must not import torch.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ridgeline.bench.metrics import Results
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.journal import load_of, step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
-from ridgeline.explain.machine import SimulatedMachine, simulated_machine
+from ridgeline.explain.machine import SimulatedMachine, recorded_machine, simulated_machine
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
 from ridgeline.explain.simulation import RecordedPace, run_simulated
@@ -59,12 +55,12 @@ class Diagnosis:
     def sentence(self) -> str:
         """The outcome in words."""
         sure = "" if abs(self.match - 1) <= 0.15 else "; low confidence, the simulation is not what was measured"
-        found = f"{len(self.findings)} findings" if self.findings else "nothing to change"
+        found = _counted(len(self.findings), "finding") if self.findings else "nothing to change"
         how = "simulated as it was, steps take"
         if not self.is_simulated:
             how, sure = "it drafts, and that is not simulated: no gains are known; steps are predicted to take", ""
         return (
-            f"{self.num_steps:,} steps of {self.num_requests:,} requests: {found} "
+            f"{_counted(self.num_steps, 'step')} of {_counted(self.num_requests, 'request')}: {found} "
             f"({how} {self.match:.2f} of the measured time{sure})"
         )
 
@@ -91,6 +87,10 @@ class Diagnosis:
         return html_table(self.sentence, HEAD, self.lines())
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def doctor(journal: Recording | Path | str) -> Diagnosis:
     """Return what makes an engine slow, by a recording or a file of `--journal`.
 
@@ -104,15 +104,14 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
     requests = _requests(recording, setup.layout.block_size)
     measured_s = step_seconds(recording.steps, setup.depth).sum()
-    config = replace(setup.config, speculation=SpeculationConfig())
-    machine = simulated_machine(config)
+    machine = recorded_machine(setup)
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
     if drafts:
         seconds = machine.step_time.seconds
         match = float(sum(seconds(load_of(recording.spans_of(step))) for step in recording.steps) / measured_s)
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
-    evidence = Evidence(recording, setup, config, machine, drafts)
+    evidence = Evidence(recording, setup, machine.setup.config, machine, drafts)
     gains = None if drafts else _Gains(evidence, requests)
     found = [_found(rule, sign, gains) for rule in RULES if (sign := rule.look(evidence)) is not None]
     worth = [each for each in found if each.gain is None or each.gain >= FIX_GAIN]
@@ -137,14 +136,15 @@ class _Gains:
     def __init__(self, evidence: Evidence, requests: list[BenchRequest]) -> None:
         self._evidence, self._requests = evidence, requests
         self._was: dict[bool, tuple[SimulatedMachine, RecordedPace, Results]] = {}
-        self._measured_ms = 1e3 * float(np.mean([float(output["latency_s"]) for output, _ in evidence.prompts("hash")]))
 
     def undisturbed(self) -> float | None:
         """Return how much sooner requests would end at the pace that was calibrated; None where none was."""
         machine = self._evidence.machine
         if not machine.step_time.is_rest_fitted:
             return None
-        return self._measured_ms / (_mean_ms(run_simulated(machine, self._requests).results) or math.inf)
+        _, _, was = self._as_it_was(is_prior=False)
+        now, then = _mean_ms(was), _mean_ms(run_simulated(machine, self._requests).results)
+        return now / then if now and then else None
 
     def of(self, cure: EngineConfig | Other, rule: Rule) -> tuple[float | None, Provenance]:
         """Return how many times the rule's effect comes, and where that is from."""
@@ -157,15 +157,17 @@ class _Gains:
         for load, anew, _ in self._some(FEW):
             machine.step_time.seconds(load, anew=anew)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
-        if len(unfitted) < len(was_unfitted):  # it has a pace of its own
-            now, later = self._measured_ms, _mean_ms(run_simulated(machine, requests).results)
+        has_own_pace = len(unfitted) < len(was_unfitted)
+        # Else what is known of the one is not set against a guess of the other.
+        is_prior = not has_own_pace and not unfitted <= was_unfitted
+        was, pace, before = self._as_it_was(is_prior=is_prior)
+        if has_own_pace:
+            then = run_simulated(machine, requests).results
         else:
-            is_prior = not unfitted <= was_unfitted  # what is known of the one is not set against a guess of the other
-            was, pace, before = self._as_it_was(is_prior=is_prior)
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             machine = replace(machine, step_time=time.with_rest(was.step_time.rest))
             then = run_simulated(machine, requests, pace=pace.from_start(), max_concurrency=most).results
-            now, later = _MEASURES[rule.effect](before), _MEASURES[rule.effect](then)
+        now, later = _MEASURES[rule.effect](before), _MEASURES[rule.effect](then)
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 

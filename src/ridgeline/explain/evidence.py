@@ -65,9 +65,9 @@ class Evidence:
 
     def share_of_time(self, counter: str) -> float | None:
         """Return how much a counter of seconds of the machine grew in a second; None where it does not tell, or not
-        often."""
-        grown = self.grown(counter)
-        return None if grown is None else min(1.0, grown / self.busy_s)
+        often. What is stolen of all cores is shared among them."""
+        grown, cores = self.grown(counter), (self.setup.num_cores or 1) if counter == "steal_s" else 1
+        return None if grown is None else min(1.0, grown / cores / self.busy_s)
 
     def grown(self, counter: str) -> float | None:
         """Return how much a counter of the machine grew; None where it does not tell, or not often."""

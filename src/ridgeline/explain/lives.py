@@ -1,17 +1,15 @@
 """Follow one request through a recording: where its time went, and each of its steps. Must not import torch."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS, load_of
 from ridgeline.engine.recording import Recording, recording_of
-from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.machine import recorded_machine
 
 HEAD = ("step", "at_ms", "kind", "tokens", "start", "sequences", "limit_ms", "predicted_ms", "measured_ms")
 DECODING = ("alone", "batch-mates", "others' prefill", "unexplained")
@@ -28,8 +26,7 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
     found = recording.outputs[recording.outputs["seq_id"] == seq_id]
     if recording.setup is None or not len(found):
         raise ConfigError(f"no sequence {seq_id} ended in the recording")
-    output, config = found[0], replace(recording.setup.config, speculation=SpeculationConfig())
-    machine = simulated_machine(config)
+    output, machine = found[0], recorded_machine(recording.setup)
     predict, bounds = machine.step_time.seconds, machine.step_time.bounds
     waits, steps, made = dict[str, float](), list[tuple[Any, ...]](), False
     decoding: dict[str, float] = dict.fromkeys(DECODING, 0.0)
@@ -72,4 +69,4 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
 
 
 def _words(times: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {ms:,.1f} ms" for name, ms in times.items())
+    return ", ".join(f"{name} {round(ms, 1) + 0.0:,.1f} ms" for name, ms in times.items())

@@ -15,6 +15,7 @@ from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize,
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.datasheets import Datasheet, datasheet
 from ridgeline.cost.efficiency import OpTiming
@@ -73,6 +74,11 @@ def simulated_machine(config: EngineConfig, hardware: str = THIS_MACHINE) -> Sim
     if config.speculation.proposers():
         raise ConfigError(f"speculate={config.speculation.speculate} cannot be simulated yet: leave it off")
     return _here(config) if hardware == THIS_MACHINE else _elsewhere(config, datasheet(hardware))
+
+
+def recorded_machine(setup: EngineSetup) -> SimulatedMachine:
+    """Return the model of a recording on this machine, without drafts. Raises as `simulated_machine` does."""
+    return simulated_machine(replace(setup.config, speculation=SpeculationConfig()))
 
 
 def _here(config: EngineConfig) -> SimulatedMachine:

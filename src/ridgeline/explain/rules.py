@@ -24,6 +24,7 @@ SLOWER = 1.3  # than predicted: what a calibration and a minute's weather do not
 ALONE, AT_ONCE = 0.9, 16  # share of the time with one sequence; as many as would read the weights together
 KV_SHARE, SHARED_KEYS = 0.6, 8  # of a step's bytes; query heads of one key, with which int8 gains nothing
 LARGE_BYTES, FAULTS_PER_S = 64 << 20, 10.0
+PASSAGES = 2  # of a request through the event loop: as it comes, and as its last token leaves
 UNPRICED = ("no_native", "threads_many")  # of which ceilings tell nothing, only a calibration
 DISTURBED = ("throttled", "stolen", "thermal", "swap", "page_faults", "memory_slow")  # by what is beside the engine
 
@@ -73,16 +74,19 @@ def _without(share: float) -> float:
     return 1 / max(0.05, 1 - share)
 
 
+def _changed(e: Evidence, part: str, **options: object) -> EngineConfig:
+    return replace(e.config, **{part: replace(getattr(e.config, part), **options)})
+
+
 def _no_native(e: Evidence) -> Sign | None:
     chosen = e.setup.choices.get("backend", "")
-    changed = replace(e.config, backend=replace(e.config.backend, backend="auto"))
+    changed = _changed(e, "backend", backend="auto")
     return Sign(chosen, "--backend auto", changed) if chosen.startswith("reference") else None
 
 
 def _isa(e: Evidence) -> Sign | None:
     isa = e.config.backend.isa
-    changed = replace(e.config, backend=replace(e.config.backend, isa=None))
-    return None if isa is None else Sign(f"--isa {isa}", "no --isa", changed)
+    return None if isa is None else Sign(f"--isa {isa}", "no --isa", _changed(e, "backend", isa=None))
 
 
 def _threads(e: Evidence, *, few: bool) -> Sign | None:
@@ -93,8 +97,12 @@ def _threads(e: Evidence, *, few: bool) -> Sign | None:
 
 
 def _lost_time(e: Evidence, counters: Sequence[str], flag: str) -> Sign | None:
-    share = max((e.share_of_time(name) or 0.0 for name in counters), default=0.0)
+    share = max(e.share_of_time(name) or 0.0 for name in counters)
     return Sign(f"{share:.0%} of the time", flag, _without(share)) if share > STOLEN else None
+
+
+_throttled = partial(_lost_time, counters=("throttled_s",), flag="raise its quota")
+_stolen = partial(_lost_time, counters=("run_delay_s", "steal_s"), flag="free them")
 
 
 def _thermal(e: Evidence) -> Sign | None:
@@ -154,23 +162,28 @@ def _memory_slow(e: Evidence) -> Sign | None:
 
 
 def _sampling(e: Evidence) -> Sign | None:
-    share = float(np.nansum(e.recording.steps["sample_s"]) / e.busy_s)
-    return Sign(f"{share:.0%} of the steps", "ask for less", _without(share)) if share > SAMPLING else None
+    """Where the next step is computed meanwhile, that has a thread less for as long."""
+    steps, sample_s = e.recording.steps, np.nan_to_num(e.recording.steps["sample_s"])
+    others = (e.config.num_threads or e.setup.num_cores or 1) if e.setup.depth > 1 else 1
+    lost_s = float(np.where(steps["span_shift"] > 0, sample_s / others, sample_s).sum())
+    share = float(sample_s.sum() / e.busy_s)
+    cure = _without(lost_s / e.busy_s)
+    return Sign(f"{share:.0%} of the steps", "ask for less", cure) if share > SAMPLING else None
 
 
 def _slots(e: Evidence) -> Sign | None:
     limits, share = e.config.scheduler, e.waits("slots")
     more = min(256, max(4 * limits.max_num_seqs, 16))
     room = max(limits.max_num_batched_tokens, more)
-    changed = replace(e.config, scheduler=replace(limits, max_num_seqs=more, max_num_batched_tokens=room))
+    changed = _changed(e, "scheduler", max_num_seqs=more, max_num_batched_tokens=room)
     most = e.recording.steps["num_spans"].max()
     evidence = f"the queue waits for slots {share:.0%} of the time, {most} sequences at most"
     return Sign(evidence, f"--max-num-seqs {more}", changed) if share > WAITS else None
 
 
 def _with_budget(e: Evidence, evidence: str) -> Sign:
-    limits = replace(e.config.scheduler, max_num_batched_tokens=BUDGET)
-    return Sign(evidence, f"--max-num-batched-tokens {BUDGET}", replace(e.config, scheduler=limits))
+    changed = _changed(e, "scheduler", max_num_batched_tokens=BUDGET)
+    return Sign(evidence, f"--max-num-batched-tokens {BUDGET}", changed)
 
 
 def _budget_low(e: Evidence) -> Sign | None:
@@ -182,12 +195,8 @@ def _budget_low(e: Evidence) -> Sign | None:
 
 def _prefill_stalls(e: Evidence) -> Sign | None:
     limits, steps, (owners, spans) = e.config.scheduler, e.recording.steps, e.expanded
-    if (
-        limits.max_num_batched_tokens <= BUDGET
-        or limits.max_num_seqs > BUDGET
-        or limits.max_itl_s
-        or limits.max_itl_ratio
-    ):
+    is_small, is_bounded = limits.max_num_batched_tokens <= BUDGET, bool(limits.max_itl_s or limits.max_itl_ratio)
+    if is_small or is_bounded or limits.max_num_seqs > BUDGET:
         return None
     decodes = np.isin(np.arange(len(steps)), owners[spans["num_tokens"] == spans["num_rows"]])
     long = decodes & (steps["num_tokens"] > BUDGET)
@@ -199,9 +208,7 @@ def _prefill_stalls(e: Evidence) -> Sign | None:
 
 def _larger_cache(e: Evidence, evidence: str) -> Sign:
     size = 4 * e.setup.layout.total_bytes
-    return Sign(
-        evidence, f"--kv-cache-bytes {size}", replace(e.config, cache=replace(e.config.cache, kv_cache_bytes=size))
-    )
+    return Sign(evidence, f"--kv-cache-bytes {size}", _changed(e, "cache", kv_cache_bytes=size))
 
 
 def _preemption(e: Evidence) -> Sign | None:
@@ -222,7 +229,7 @@ def _kv_full(e: Evidence) -> Sign | None:
 def _prefix_off(e: Evidence) -> Sign | None:
     if e.config.cache.prefix_caching or (repeated := e.repeated()) <= REPEATED:
         return None
-    changed = replace(e.config, cache=replace(e.config.cache, prefix_caching=True))
+    changed = _changed(e, "cache", prefix_caching=True)
     return Sign(f"{repeated:.0%} of the prompts' tokens begin as an earlier one", "--prefix-caching", changed)
 
 
@@ -241,7 +248,7 @@ def _prefix_differs(e: Evidence) -> Sign | None:
 
 
 def _precision(e: Evidence) -> Sign | None:
-    changed = replace(e.config, model=replace(e.config.model, dtype="bfloat16"))
+    changed = _changed(e, "model", dtype="bfloat16")
     is_wide = e.config.model.dtype == "float32" and e.config.quantize.scheme is None
     return Sign("4 bytes a weight, where 2 are enough", "--dtype bfloat16", changed) if is_wide else None
 
@@ -249,8 +256,7 @@ def _precision(e: Evidence) -> Sign | None:
 def _int8(e: Evidence) -> Sign | None:
     if e.config.quantize.scheme is not None or e.config.model.dtype == "float32":
         return None
-    changed = replace(e.config, quantize=replace(e.config.quantize, scheme="int8"))
-    return Sign("2 bytes a weight; int8 has half", "--quantize int8", changed)
+    return Sign("2 bytes a weight; int8 has half", "--quantize int8", _changed(e, "quantize", scheme="int8"))
 
 
 def _kv_precision(e: Evidence) -> Sign | None:
@@ -261,7 +267,7 @@ def _kv_precision(e: Evidence) -> Sign | None:
     is_read_by_few = any(num < SHARED_KEYS * keys for num, keys in heads)
     if e.config.cache.kv_dtype != "auto" or share < KV_SHARE or not is_read_by_few:
         return None
-    changed = replace(e.config, cache=replace(e.config.cache, kv_dtype="int8"))
+    changed = _changed(e, "cache", kv_dtype="int8")
     return Sign(f"keys and values are {share:.0%} of the bytes that steps read", "--kv-dtype int8", changed)
 
 
@@ -304,20 +310,21 @@ def _client_slow(e: Evidence) -> Sign | None:
     held_s, all_s = e.held_s()
     share = held_s / (all_s or 1e-12)
     evidence = f"requests stand still {share:.0%} of the time, with nothing to wait for but their readers"
-    return (
-        Sign(evidence, "read faster: a proxy that buffers, a thin line, a busy client", _without(share))
-        if share > WAITS
-        else None
-    )
+    flag = "read faster: a proxy that buffers, a thin line, a busy client"
+    return Sign(evidence, flag, _without(share)) if share > WAITS else None
 
 
 def _loop_lag(e: Evidence) -> Sign | None:
+    """Look at how late the loop's ticks were: what passes through it at any moment waits as long, at the mean."""
     told = e.around("loop_lag_s")
     if len(told) < 3:
         return None
-    share = float((told["loop_lag_s"][-1] - told["loop_lag_s"][0]) / (told["time_s"][-1] - told["time_s"][0]))
+    late_s, time_s = (float(told[name][-1] - told[name][0]) for name in ("loop_lag_s", "time_s"))
+    wait_s = late_s / (len(told) - 1)
     flag = "take what blocks it off the event loop, or leave it a core: --num-threads"
-    return Sign(f"it is late {share:.0%} of the time", flag, _without(share)) if share > WAITS else None
+    evidence = f"it is late {late_s / time_s:.0%} of the time, {1e3 * wait_s:,.0f} ms at the mean"
+    gain = 1 + PASSAGES * wait_s / float(e.recording.outputs["latency_s"].mean())
+    return Sign(evidence, flag, gain) if late_s > WAITS * time_s else None
 
 
 _GAPS: Effect = "the longest gaps between tokens are shorter"
@@ -326,18 +333,8 @@ RULES: Sequence[Rule] = (
     Rule("isa", "machine", "not the widest instructions are used", _isa),
     Rule("threads_few", "machine", "cores are idle", partial(_threads, few=True)),
     Rule("threads_many", "machine", "cores are shared", partial(_threads, few=False)),
-    Rule(
-        "throttled",
-        "machine",
-        "the cgroup throttles it",
-        partial(_lost_time, counters=("throttled_s",), flag="raise its quota"),
-    ),
-    Rule(
-        "stolen",
-        "machine",
-        "others take its cores",
-        partial(_lost_time, counters=("run_delay_s", "steal_s"), flag="free them"),
-    ),
+    Rule("throttled", "machine", "the cgroup throttles it", _throttled),
+    Rule("stolen", "machine", "others take its cores", _stolen),
     Rule("thermal", "machine", "cores are slowed down for their heat", _thermal),
     Rule("swap", "machine", "its memory is swapped out", partial(_faults, swapped=True)),
     Rule("page_faults", "machine", "weights are read from a disk in steps", partial(_faults, swapped=False)),

@@ -4,17 +4,15 @@ Ops have no times in a journal. Must not import torch.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, load_of
 from ridgeline.engine.recording import Recording, recording_of
-from ridgeline.explain.machine import SimulatedMachine, simulated_machine
+from ridgeline.explain.machine import SimulatedMachine, recorded_machine
 
 ENGINE, REQUESTS = 1, 2  # processes
 MODEL, LOOP = 1, 2  # threads of the engine: what is computed, and what is decided and told beside it
@@ -87,8 +85,7 @@ def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
 def _priced(recording: Recording) -> SimulatedMachine | None:
     """Return what prices the steps; None where they cannot be priced here."""
     try:
-        setup = recording.setup
-        return setup and simulated_machine(replace(setup.config, speculation=SpeculationConfig()))
+        return recording.setup and recorded_machine(recording.setup)
     except ConfigError:
         return None
 
