@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("--model", default="python-9m", help="folder or bundled model, a Llama")
     parser.add_argument("--vllm-python", required=True, help="interpreter of an environment with vLLM")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
-    parser.add_argument("--dtype", default="bfloat16", help="what vLLM computes in; it has integer products for no other")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="what vLLM computes in; it has integer products for no other"
+    )
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="default: held-out Python")
     parser.add_argument("--tokens", type=int, default=765)
     parser.add_argument("--window", type=int, default=256)

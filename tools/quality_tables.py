@@ -1,7 +1,7 @@
 """Write what quantization costs in quality into docs/performance.md, and its figure, from benchmarks/results.
 
 Usage: python tools/quality_tables.py [--write]. Without --write it prints the tables; a test holds page and figure to
-them. Of results of `benchmarks/perplexity.py` those on the most tokens of a model count; of a format the newest.
+them. Several results of `benchmarks/perplexity.py`: those on most tokens count, and for a format the newest.
 """
 
 import json

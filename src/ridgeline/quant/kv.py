@@ -50,7 +50,7 @@ def as_cached(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
             rotated = rotate(x)
             most, least = rotated.max(-1, keepdims=True), rotated.min(-1, keepdims=True)
             lowest, num_fine = np.float32(-32 if keys else -8), 0 if keys else (x.shape[-1] + 15) // 32 * 16
-            finer = np.where(np.arange(x.shape[-1]) < num_fine, np.float32(2), np.float32(1))
+            finer = (1 + (np.arange(x.shape[-1]) < num_fine)).astype(np.float32)
             ratio, scale = _divided(rotated, np.where(-least > most, least, most) / lowest)
             levels = np.clip(np.rint(ratio * finer), lowest * finer, -lowest * finer - 1)
             back = rotate(levels * (scale / finer)) / np.float32(rotation_width(x.shape[-1]))
