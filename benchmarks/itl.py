@@ -3,7 +3,8 @@
 usage: python -m benchmarks.itl [--model python-9m] [--ratios 0 3] [--streams 4] [--clients 16] [--prompt 1000]
            [--seconds 8] [--pairs 3] [--threads N] [--out DIR]
 
-Each round starts a server for each ratio in turn, without prefix caching. Some streams decode, and begin again when
+Each round starts a server for each ratio in turn, without prefix caching; the prompts come by themselves first, so that
+the memory of the cache has been in use. Some streams decode, and begin again when
 they end: first alone, whose mean time between tokens is the step's, then beside clients that send prompts, one after
 the other, each for one token. The clients are a process of their own. Throughput is that of the streams and that of
 the prompts; a stream's first token counts as no gap. What a bound costs is told by how long the work of a second would
@@ -124,12 +125,13 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
     more = ("--max-itl-ratio", str(ratio), "--num-threads", str(options.threads), "--no-prefix-caching")
     server = Server(sys.executable, options.model, "--log-level", "warning", *more)
     streams = Streams(server)
+    about = server.port, options.seconds + 2 * WARM_S, options.clients, options.prompt
     try:
+        clients.submit(ask_prompts, server.port, WARM_S, options.clients, options.prompt).result()
         for _ in range(options.streams):
             streams.begin()
         streams.listen(WARM_S)
         alone_ms = streams.listen(options.seconds)
-        about = server.port, options.seconds + 2 * WARM_S, options.clients, options.prompt
         asking = clients.submit(ask_prompts, *about)
         streams.listen(WARM_S)  # all have begun, and the server knows what a token of a prompt takes
         beside_ms = streams.listen(options.seconds)

@@ -1,12 +1,14 @@
 """What a grammar costs a token, once it is compiled: structured and plain outputs in turn, at one batch size.
 
-usage: python -m benchmarks.structured_cost [--model python-9m] [--quantize int4] [--batch-size 16] [--out DIR]
+usage: python -m benchmarks.structured_cost [--model python-9m] [--quantize int4] [--batch-size 16] [--chat] [--out DIR]
 
 Every output has the same number of tokens: plain ones ignore the end of the text, and no grammar lets an output end so
-early. In a pair, plain and structured change places from one to the next; what is told is the median of the ratios of a
-pair, with their range.
+early. With --chat the model is asked, through its chat template, for what the grammar allows, as its users do; else it
+is given tokens at random, and a grammar forbids nearly all that a model of random weights would write. In a pair, plain
+and structured change places from one to the next; what is told is the median of the ratios of a pair, with their range.
 """
 
+import argparse
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -33,6 +35,11 @@ GRAMMARS = {
     "JSON schema": StructuredOutputsParams(json=SCHEMA),
     "regex": StructuredOutputsParams(regex="([a-z]{2,9}[ ,.]){1000}"),
 }
+ASKED = {
+    "any text": "Tell a long story about the number {}.",
+    "JSON schema": 'Write a JSON array of 500 objects like {{"name": "a town", "n": {}}}, of towns and their people.',
+    "regex": "Write {} words in lower case, between spaces, commas and dots.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,7 @@ class StructuredReport(Report):
     model: str
     quantize: str | None
     batch_size: int
+    is_chat: bool
     grammars: dict[str, Pairs]
 
 
@@ -64,9 +72,20 @@ def seconds(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> float
     return took_s / params.max_tokens
 
 
-def measured(llm: LLM, asked: StructuredOutputsParams, batch_size: int, num_tokens: int, num_pairs: int) -> Pairs:
+def prompts_of(llm: LLM, name: str, options: argparse.Namespace) -> list[list[int]]:
+    """Return the prompts of a batch: chats that ask for what the grammar of this name allows, or tokens at random."""
+    numbers = range(options.batch_size)
+    if not options.chat:
+        return [[5 + at, 17, 31 + at, 8] for at in numbers]
+    template = llm.chat_template()
+    chats = [[{"role": "user", "content": ASKED[name].format(700 + at)}] for at in numbers]
+    return [llm.engine.intake.encode(template.render(chat), add_special_tokens=False) for chat in chats]
+
+
+def measured(llm: LLM, name: str, options: argparse.Namespace) -> Pairs:
     """Return the times of steps without and with a grammar, in turn."""
-    prompts = [[5 + at, 17, 31 + at, 8] for at in range(batch_size)]
+    asked, num_tokens, num_pairs = GRAMMARS[name], options.tokens, options.pairs
+    prompts = prompts_of(llm, name, options)
     plain = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     kinds = {"plain_ms": plain, "structured_ms": replace(plain, structured_outputs=asked)}
     for params in kinds.values():
@@ -91,17 +110,18 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--chat", action="store_true", help="ask for what the grammar allows")
     options = parser.parse_args()
     sizes = {"max_model_len": 256, "max_num_seqs": options.batch_size, "num_threads": options.threads}
     llm = LLM(options.model, quantize=options.quantize, enable_prefix_caching=False, **sizes)
-    of = options.batch_size, options.tokens, options.pairs
     name = Path(options.model).name
     report = StructuredReport(
         name=f"structured-cost-{name}",
         model=name,
         quantize=options.quantize,
         batch_size=options.batch_size,
-        grammars={name: measured(llm, asked, *of) for name, asked in GRAMMARS.items()},
+        is_chat=options.chat,
+        grammars={name: measured(llm, name, options) for name in GRAMMARS},
     )
     show(report)
     save(options.out, report)

@@ -310,6 +310,22 @@ def test_masked_rows_are_those_of_the_sampler(num_columns, missing_words, seed, 
         assert int(row.allowed[token // 64]) >> token % 64 & 1
 
 
+@pytest.mark.parametrize("num_allowed", [1, 60, 300, 9_000])
+@pytest.mark.parametrize("top_k", [2, 16, 17, 50, 700])
+def test_the_largest_of_tokens_that_lie_together(top_k, num_allowed):
+    """All in a few of a row's groups, some in its end, which is part of no group; half of the rows have equal ones."""
+    rng = np.random.default_rng(top_k + num_allowed)
+    x_RV = rng.normal(0, 4, (8, 10_100)).astype(np.float32)
+    x_RV[:4] = x_RV[:4].round()
+    bits = np.zeros(158 * 64, dtype=bool)
+    bits[1000 : 1000 + num_allowed] = bits[10_090:10_093] = True
+    mask = np.packbits(bits, bitorder="little").view(np.uint64)
+    rows = [make_row(i, seed=i, temperature=3.0, top_k=top_k)._replace(allowed=mask) for i in range(8)]
+    tokens = tokens_alike(x_RV, rows)
+    assert tokens == sampled(x_RV, rows)
+    assert bits[tokens].all()
+
+
 def test_a_mask_without_tokens_and_a_bad_logit_behind_one():
     x_RV = np.zeros((3, 100), dtype=np.float32)
     x_RV[1, 90] = NAN

@@ -1,5 +1,6 @@
 """The cache's memory is there before a step writes it."""
 
+import os
 import time
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def done(warmer: _native.MemoryWarmer) -> None:
         time.sleep(0.001)
 
 
+def policy(thread: int) -> int:
+    """Return a thread's scheduling policy; -1 where it has ended."""
+    try:
+        return os.sched_getscheduler(thread)
+    except ProcessLookupError:
+        return -1
+
+
 def test_memory_is_resident_and_keeps_what_it_holds() -> None:
     array, warmer = allocate(8 << 20), _native.MemoryWarmer()
     array[5 << 20] = 7
@@ -42,6 +51,18 @@ def test_memory_is_resident_and_keeps_what_it_holds() -> None:
     done(warmer)
     assert resident_bytes(array) - before >= 5 << 20  # all but the page that was written, which may be a huge one
     assert array[5 << 20] == 7 and array.sum() == 7
+
+
+def test_memory_is_taken_where_nobody_else_computes() -> None:
+    """A thread that is only nice goes on for milliseconds where a worker of a step wakes."""
+    array, warmer = allocate(64 << 20), _native.MemoryWarmer()
+    if not warmer.take([(address(array), array.nbytes)]):
+        pytest.skip("this system does not give memory when asked to")
+    policies: set[int] = set()
+    while warmer.busy and os.SCHED_IDLE not in policies:
+        policies |= set(map(policy, map(int, os.listdir("/proc/self/task"))))
+    assert os.SCHED_IDLE in policies and os.sched_getscheduler(0) != os.SCHED_IDLE
+    done(warmer)
 
 
 def test_a_warmer_outlives_its_memory_and_is_outlived() -> None:

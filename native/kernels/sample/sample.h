@@ -46,16 +46,36 @@ static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
   return 6 * SampleScratch::array_bytes(vocab_size) + 2 * SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
 }
 
+// What at least `k` logits reach, by the maxima of a row's groups: the least maximum of `k` or a few more parts of it.
+static inline float floor_of_largest(const float* maxima, int64_t num_groups, int64_t k) {
+  const int64_t stride = (k + kLanes - 1) / kLanes * kLanes;
+  Floats least = splat(kInfinity);
+  for (int64_t part = 0; part < stride; part += kLanes) {
+    Floats best = load<Floats>(maxima + part);
+    for (int64_t i = part + stride; i < num_groups; i += stride) best = max(load<Floats>(maxima + i), best);
+    least = best < least ? best : least;
+  }
+  return -largest(-least);
+}
+
 // The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
-// row's groups: the k-th largest of them is a floor that few other logits reach.
+// row's groups: few of them reach the floor of the k largest.
 static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const SampleScratch& scratch) {
   const int64_t num_groups = vocab_size / kScanBlock * kLanes;
-  float floor = -kInfinity;
-  if (k <= num_groups) floor = find_cut<false>({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
-  const int64_t num_candidates = gather(logits, vocab_size, floor, kInfinity, [&](int64_t i, int64_t at) {
-    scratch.z[at] = logits[i];
-    scratch.ids[at] = (int32_t)i;
-  });
+  float floor = k <= num_groups ? floor_of_largest(scratch.z, num_groups, k) : -kInfinity;
+  if (k <= num_groups && floor == -kInfinity)  // a mask leaves some of the parts nothing
+    floor = find_cut<false>({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
+  int64_t num_candidates = 0;
+  const auto gather_ids = [&](int64_t begin, int64_t n) {
+    num_candidates += gather(logits + begin, n, floor, kInfinity, [&](int64_t i, int64_t at) {
+      scratch.ids[num_candidates + at] = (int32_t)(begin + i);
+    });
+  };
+  const int64_t whole = num_groups * kGroup;
+  for (int64_t i = 0; i < whole; i += kScanBlock)
+    if (any(load<Floats>(scratch.z + i / kGroup) >= floor)) gather_ids(i, kScanBlock);
+  gather_ids(whole, vocab_size - whole);
+  for (int64_t i = 0; i < num_candidates; i++) scratch.z[i] = logits[scratch.ids[i]];
   const Cut cut = find_cut<false>({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
   keep(cut, scratch.z, scratch.ids, num_candidates);
 }
