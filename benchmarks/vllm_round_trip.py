@@ -37,7 +37,7 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmReport(Report):
-    """All folders on one text. `vllm` is its version, `failed` what it said of those that it does not load."""
+    """All folders on one text. `vllm` is its version, `failed` those that it does not load."""
 
     model: str
     vllm: str
@@ -81,7 +81,7 @@ def main() -> None:
             try:
                 found.append(agreement(options, folder, Path(temporary), command, more))
             except subprocess.CalledProcessError as error:
-                failed[folder.name] = str(error.stderr or error).strip().splitlines()[-1]
+                failed[folder.name] = f"exit status {error.returncode}; what vLLM printed says why"
     report = VllmReport(
         name="vllm-round-trip",
         model=options.model,
