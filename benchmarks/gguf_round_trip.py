@@ -22,6 +22,7 @@ from rich.table import Table
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.report import Report
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
 from ridgeline.quality.comparison import Comparison, compare
 from ridgeline.quality.scorer import Scorer
 from ridgeline.quality.texts import Document, make_documents, read_texts
@@ -31,7 +32,7 @@ DRIVER = Path(__file__).parent / "peers" / "drivers" / "llama_logits.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAgreement:
-    """One file: KL(here || llama.cpp), and how many tokens greedy texts have in common before they part."""
+    """One file or folder: KL(here || there), and how many tokens greedy texts have in common before they part."""
 
     file: str
     comparison: Comparison
@@ -51,21 +52,27 @@ class RoundTripReport(Report):
     files: list[FileAgreement]
 
 
-def by_llama(options, file: Path, documents: list[Document], folder: Path) -> dict[str, np.ndarray]:
-    """What llama.cpp computes of the documents' windows, one of each."""
+def by_peer(
+    options, command: list, more: list[str], file: Path, documents: list[Document], folder: Path
+) -> dict[str, np.ndarray]:
+    """What another engine's driver computes of the documents' windows, one of each."""
     windows, out = folder / "windows.json", folder / "found.npz"
     windows.write_text(json.dumps([list(document.windows[0]) for document in documents]))
-    command = [options.llama_python, DRIVER, file, str(options.threads), str(options.window // 2), windows, out]
-    subprocess.run(command, check=True)
+    sizes = [str(options.threads), str(options.window // 2)]
+    subprocess.run([*command, file, *sizes, windows, out, *more], check=True)
     return dict(np.load(out))
 
 
-def agreement(options, file: Path, folder: Path) -> FileAgreement:
+def agreement(options, file: Path, folder: Path, command: list, more: list[str]) -> FileAgreement:
     """One file, there and here."""
     texts, inputs = read_texts(options.text), {"quantize_inputs": "int16", "dtype": "float32"}
-    scorer = Scorer(EngineConfig.of(str(file), num_threads=options.threads, **inputs), options.window)
+    try:
+        scorer = Scorer(EngineConfig.of(str(file), num_threads=options.threads, **inputs), options.window)
+    except ConfigError:  # no matrix of integers
+        inputs = {"dtype": "float32"}
+        scorer = Scorer(EngineConfig.of(str(file), num_threads=options.threads, **inputs), options.window)
     documents = make_documents(texts, scorer.tokenizer(), scorer.window, options.tokens)
-    found = by_llama(options, file, documents, folder)
+    found = by_peer(options, command, more, file, documents, folder)
     numbers = {tuple(document.windows[0][:-1]): number for number, document in enumerate(documents)}
 
     def there(token_ids):
@@ -93,6 +100,16 @@ def agreement(options, file: Path, folder: Path) -> FileAgreement:
     )
 
 
+def show(console: Console, files: list[FileAgreement]) -> None:
+    """A row per file."""
+    table = Table("file", "KL, bits per token", "same first choice", "greedy texts equal", "tokens before they part")
+    for each in files:
+        figures, texts = each.comparison, f"{each.greedy_equal_texts} of {each.greedy_texts}"
+        kl, top1 = f"{figures.kl.mean:.5f} ± {figures.kl.standard_error:.5f}", f"{figures.top1_agreement.mean:.2%}"
+        table.add_row(each.file, kl, top1, texts, f"{each.greedy_mean_equal_tokens:.0f} of {each.greedy_tokens}")
+    console.print(table)
+
+
 def main() -> None:
     parser = text_parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path)
@@ -101,17 +118,13 @@ def main() -> None:
     asked = [options.llama_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"]
     version = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as temporary:
-        files = [agreement(options, file, Path(temporary)) for file in options.files]
+        command = [options.llama_python, DRIVER]
+        files = [agreement(options, file, Path(temporary), command, []) for file in options.files]
     sha256, name = read_texts(options.text).sha256, "gguf-round-trip"
     report = RoundTripReport(
         name=name, llama_cpp_python=version, text_sha256=sha256, window=options.window, files=files
     )
-    table = Table("file", "KL, bits per token", "same first choice", "greedy texts equal", "tokens before they part")
-    for each in files:
-        figures, texts = each.comparison, f"{each.greedy_equal_texts} of {each.greedy_texts}"
-        kl, top1 = f"{figures.kl.mean:.5f} ± {figures.kl.standard_error:.5f}", f"{figures.top1_agreement.mean:.2%}"
-        table.add_row(each.file, kl, top1, texts, f"{each.greedy_mean_equal_tokens:.0f} of {each.greedy_tokens}")
-    Console().print(table)
+    show(Console(), files)
     save(options.out, report)
 
 

@@ -90,17 +90,17 @@ def cached(kv_dtype: str) -> Variant:
     return Variant(
         partial(as_cached, kv_dtype, keys=True),
         partial(as_cached, kv_dtype, keys=False),
-        lambda head_dim: bits + 32 / head_dim,
+        lambda head_dim: bits + 16 / head_dim,
     )
 
 
 def of_bits(keys: int, values: int, group: int = 0, *, rotated: bool = True) -> Variant:
-    """Keys and values of so many bits; 0: exact. A scale of a group has 16 bits, that of a whole head 32."""
+    """Keys and values of so many bits; 0: exact. A scale has 16 bits."""
 
     def each(bits: int) -> Rounding:
         return partial(levels, bits=bits, group=group, rotated=rotated) if bits else plain
 
-    share: Callable[[int], float] = lambda head_dim: 16 / group if group else 32 / head_dim  # noqa: E731
+    share: Callable[[int], float] = lambda head_dim: 16 / (group or head_dim)  # noqa: E731
     return Variant(each(keys), each(values), lambda head_dim: (keys + values) / 2 + share(head_dim))
 
 
@@ -109,7 +109,8 @@ VARIANTS: Mapping[str, Variant] = {
     "int8": cached("int8"),
     "fp8": cached("fp8"),
     "int4": cached("int4"),
-    "int4 not rotated": of_bits(6, 4, rotated=False),
+    "keys 6, values 4": of_bits(6, 4),
+    "keys 6, values 4, not rotated": of_bits(6, 4, rotated=False),
     "keys 8, values 4": of_bits(8, 4),
     "keys 5, values 5": of_bits(5, 5),
     "keys 5, values 4": of_bits(5, 4),

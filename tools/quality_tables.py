@@ -1,7 +1,7 @@
 """Write what quantization costs in quality into docs/performance.md, and its figure, from benchmarks/results.
 
 Usage: python tools/quality_tables.py [--write]. Without --write it prints the tables; a test holds page and figure to
-them. Where several results of `benchmarks/perplexity.py` have a format of the same model and text, the newest counts.
+them. Several results of `benchmarks/perplexity.py`: those on most tokens count, and for a format the newest.
 """
 
 import json
@@ -54,14 +54,22 @@ class Row(NamedTuple):
 def rows(model: str) -> list[Row]:
     """Return the formats of a model, the most exact first."""
     found: dict[str, Row] = {}
-    for path in sorted(RESULTS.glob(f"*-perplexity-{model}*.json")):
-        result = json.loads(path.read_text("utf-8"))
+    paths = sorted(RESULTS.glob(f"*-perplexity-{model}*.json"))
+    results = {path: json.loads(path.read_text("utf-8")) for path in paths}
+    most = max((tokens_of(result) for result in results.values()), default=0)
+    for path, result in results.items():
+        if tokens_of(result) < most:
+            continue
         link = f"[{result['created_utc'][:10]}]({(Path('..') / path.relative_to(ROOT)).as_posix()})"
         for values in result["formats"]:
             row = Row(values["name"], result["created_utc"], link, values)
             if row.name not in found or found[row.name].created_utc < row.created_utc:
                 found[row.name] = row
     return sorted((row for row in found.values() if row.name != "float32"), key=lambda row: row.kl)
+
+
+def tokens_of(result: dict[str, Any]) -> int:
+    return result["formats"][0]["comparison"]["num_tokens"]
 
 
 def speeds() -> dict[str, float]:

@@ -217,6 +217,14 @@ RL_INLINE uint16_t to_half(float x) {
   return (uint16_t)(sign | (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13);
 }
 
+// kLanes numbers of 16 bits.
+RL_INLINE Words load_shorts(const void* from) {
+  typedef uint16_t Narrow __attribute__((vector_size(2 * kLanes)));
+  Narrow v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return __builtin_convertvector(v, Words);
+}
+
 // kLanes float16 as float32.
 RL_INLINE Floats load_half(const void* from) {
 #if defined(__AVX512F__)

@@ -160,9 +160,9 @@ def test_missing_native_code_is_named(monkeypatch):
     [
         ("float32", 2 * 3 * 20 * 4),
         ("bfloat16", 240),
-        ("int8", 2 * 3 * 24),
-        ("fp8", 2 * 3 * 24),
-        ("int4", 3 * (15 + 4 + 10 + 4)),
+        ("int8", 2 * 3 * 22),
+        ("fp8", 2 * 3 * 22),
+        ("int4", int(3 * (15 + 2 + 11.25 + 2))),
     ],
 )
 def test_bytes_of_keys_and_values(kv_dtype, num_bytes):

@@ -168,14 +168,14 @@ def test_int8_keys_and_values_have_scales(inspect):
     """Llama 3 8B: 32 layers of 8 heads of 128 entries, keys and values."""
     found = inspect(LLAMA_3_8B, "--json", "--kv-dtype", "int8", "--context", "100")
     assert found["kv_dtype"] == "int8"
-    assert found["kv"]["bytes_per_token"] == 2 * 32 * 8 * (128 + 4)
+    assert found["kv"]["bytes_per_token"] == 2 * 32 * 8 * (128 + 2)
     assert found["decode"]["kv_read_bytes"] == pytest.approx(100 * found["kv"]["bytes_per_token"])
     assert "KV cache of a sequence, int8" in inspect(LLAMA_3_8B, "--kv-dtype", "int8")
 
 
-def test_int4_has_keys_of_6_bits_and_values_of_4(inspect):
+def test_int4_has_keys_of_6_bits_and_values_of_4_and_5(inspect):
     found = inspect(LLAMA_3_8B, "--json", "--kv-dtype", "int4", "--context", "100")
-    assert found["kv"]["bytes_per_token"] == 32 * 8 * (128 * 6 // 8 + 4 + 128 * 4 // 8 + 4)
+    assert found["kv"]["bytes_per_token"] == 32 * 8 * (128 * 6 // 8 + 2 + 128 * 9 // 16 + 2)
     assert found["kv"]["bytes_per_token"] <= 0.35 * inspect(LLAMA_3_8B, "--json")["kv"]["bytes_per_token"]
     assert found["decode"]["kv_read_bytes"] == pytest.approx(100 * found["kv"]["bytes_per_token"])
 

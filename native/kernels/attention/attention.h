@@ -27,7 +27,7 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
       [&](int r, int p, auto sum) {
         if constexpr (Kind::kScaled)
           store(to + r * kTileTokens + p * kLanes,
-                __builtin_convertvector(sum, Floats) * load<Floats>(tile.key_scales[group + p / kParts] + p % kParts * kLanes));
+                __builtin_convertvector(sum, Floats) * bf16_low(load_shorts(tile.key_scales[group + p / kParts] + p % kParts * kLanes)));
         else
           store(to + r * kTileTokens + p * kLanes, sum);
       });
@@ -38,10 +38,13 @@ template <class Kind, int Rows, int Panels>
 static void accumulate_values(const Attention& a, AttentionRows& rows, const Tile& tile, const Tile& next,
                               Groups groups, int64_t first, int64_t panel) {
   const uint8_t *panels[kTileGroups][kWidth], *ahead[kTileGroups][kWidth];
+  const uint8_t *const(&from)[kTileGroups] = kIsFine<Kind> ? tile.fine : tile.values;
+  const uint8_t *const(&wanted)[kTileGroups] = kIsFine<Kind> ? next.fine : next.values;
+  const int64_t stride = kIsFine<Kind> ? a.shape.fine_panel_bytes() : a.value_panel_stride;
   for (int64_t g = groups.begin; g < groups.end; g++)
     for (int p = 0; p < Panels; p++) {
-      const int64_t offset = (panel + p) * a.value_panel_stride;
-      panels[g - groups.begin][p] = tile.values[g] + offset, ahead[g - groups.begin][p] = next.values[g] + offset;
+      const int64_t offset = (panel - (kIsFine<Kind> ? 0 : a.shape.fine_panels) + p) * stride;
+      panels[g - groups.begin][p] = from[g] + offset, ahead[g - groups.begin][p] = wanted[g] + offset;
     }
   constexpr int64_t kSteps = kGroup / Kind::kElements;
   const int64_t skipped = groups.begin * kSteps * Kind::kRowWords;
@@ -49,7 +52,7 @@ static void accumulate_values(const Attention& a, AttentionRows& rows, const Til
   product<Kind, Rows, Panels>(
       rows.weights + first * kTileTokens + skipped, kTileTokens, panels, ahead, groups.end - groups.begin, kSteps,
       [&](int r, int p) {
-        if constexpr (kIsInteger<Kind>) return splat_int(rows.weight_bias[first + r]);
+        if constexpr (kIsInteger<Kind>) return splat_int(rows.weight_bias[first + r] * (kIsFine<Kind> ? 2 : 1));
         else if constexpr (Kind::kScaled) return Floats{};
         else return load<Floats>(outputs + r * a.shape.value_dims + p * kLanes) * rows.rescale[first + r];
       },
@@ -57,7 +60,7 @@ static void accumulate_values(const Attention& a, AttentionRows& rows, const Til
         float* to = outputs + r * a.shape.value_dims + p * kLanes;
         if constexpr (Kind::kScaled) {
           const Floats before = load<Floats>(to) * rows.rescale[first + r];
-          store(to, fma(__builtin_convertvector(sum, Floats), splat(rows.weight_scale[first + r]), before));
+          store(to, fma(__builtin_convertvector(sum, Floats), splat(rows.weight_scale[first + r] * (kIsFine<Kind> ? 0.5f : 1.0f)), before));
         } else {
           store(to, sum);
         }
@@ -112,7 +115,11 @@ static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, 
     const Tile& wanted = i + 1 == blocks ? ahead.tile : tile;
     if (block.groups.begin >= block.groups.end) continue;
     with_rows<Kind::kRows>(block.count, [&]<int Rows>() {
-      with_panels(0, num_panels, [&]<int Panels>(int64_t panel) {
+      if constexpr (kIsRotated<Kind>)
+        with_panels(0, a.shape.fine_panels, [&]<int Panels>(int64_t panel) {
+          accumulate_values<Int5, Rows, Panels>(a, rows, tile, wanted, block.groups, block.first, panel);
+        });
+      with_panels(a.shape.fine_panels, num_panels, [&]<int Panels>(int64_t panel) {
         accumulate_values<Kind, Rows, Panels>(a, rows, tile, wanted, block.groups, block.first, panel);
       });
     });

@@ -11,8 +11,10 @@
 // values: attention makes it from the keys, a tile at a time. The even elements of a word are its lower half, so
 // that element 2i and the one behind it are i elements above the lower ends of the halves. int8 is unsigned, 128 = zero;
 // fp8 is E4M3 without its subnormals. int4 is what `rotate` gives: values of 4 bits, 8 = zero, and keys of 6 bits, 32 =
-// zero, which for every 16 dims are two steps of their lower 4 bits and one step of their upper 2. After the panels of
-// kinds with scales come P float scales, one a token. What they mean is `ridgeline.quant.kv:as_cached`, bit by bit.
+// zero, which for every 16 dims are two steps of their lower 4 bits and one step of their upper 2. The first half of the
+// panels of values is fine, with 5 bits: for every 16 tokens, after two steps of 4 bits, 16 fifth bits a lane, those of
+// even tokens lower. After the panels of kinds with scales come P bfloat16 scales, one a token, up to a multiple of 64
+// bytes. What they mean is `ridgeline.quant.kv:as_cached`, bit by bit.
 #pragma once
 
 #include "kernels/attention/rotate.h"
@@ -22,6 +24,7 @@ namespace ridgeline::RIDGELINE_LEVEL {
 
 inline constexpr int64_t kGroup = 16;      // lanes of a panel: tokens of keys, dims of values
 inline constexpr int64_t kStepBytes = 64;  // one 32-bit word a lane
+inline constexpr int64_t kFineBytes = 2 * kStepBytes + 2 * kGroup;  // of 16 tokens in a fine panel of values
 
 struct KvSlice {
   int64_t data_bytes;  // scales not counted
@@ -33,11 +36,14 @@ struct KvShape {
   int64_t dims;          // D, padded
   int64_t value_dims;    // V, padded
   int64_t key_bits, value_bits;
+  int64_t fine_panels;  // of values, before the others
   KvSlice keys, values;  // no bytes of values where the keys hold them
 
   int64_t slice_bytes() const { return keys.num_bytes + values.num_bytes; }
   int64_t key_panel_bytes() const { return dims * kGroup * key_bits / 8; }
   int64_t value_panel_bytes() const { return tokens * kGroup * value_bits / 8; }
+  int64_t fine_panel_bytes() const { return tokens / kGroup * kFineBytes; }
+  int64_t fine_bytes() const { return fine_panels * fine_panel_bytes(); }
   int64_t group_bytes() const { return kGroup * kGroup * value_bits / 8; }  // of 16 tokens in a panel of values
 };
 
@@ -54,9 +60,10 @@ RL_INLINE KvShape kv_shape(const KvLayout& layout) {
   shape.dims = round_up(layout.head_dim, kGroup);
   shape.value_dims = round_up(layout.value_dim, kGroup);
   shape.key_bits = bits_of(layout.kind, true), shape.value_bits = bits_of(layout.kind, false);
-  const int64_t scale_bytes = has_scales(layout.kind) ? shape.tokens * 4 : 0;
-  const int64_t key_bytes = shape.tokens * shape.dims * shape.key_bits / 8;
-  const int64_t value_bytes = shape.tokens * shape.value_dims * shape.value_bits / 8;
+  shape.fine_panels = layout.kind == KvKind::int4 ? shape.value_dims / kGroup / 2 : 0;
+  const int64_t scale_bytes = has_scales(layout.kind) ? round_up(shape.tokens * 2, kStepBytes) : 0;
+  const int64_t key_bytes = shape.tokens * shape.dims * shape.key_bits / 8, coarse = shape.value_dims - shape.fine_panels * kGroup;
+  const int64_t value_bytes = shape.fine_bytes() + shape.tokens * coarse * shape.value_bits / 8;
   shape.keys = {key_bytes, key_bytes + scale_bytes};
   if (!layout.values_in_keys) shape.values = {value_bytes, value_bytes + scale_bytes};
   return shape;
@@ -77,10 +84,14 @@ struct TokenEntries {
   int64_t first_bit;  // of values
   int64_t element_bits;
   bool in_steps;
+  int64_t fine_dims, fine_panel_bytes, fine_base, token;  // of values with fine panels; the token in its group
 
   int64_t word(int64_t d) const {
-    return base + (in_steps ? step_offset(d, element_bits) : lane_offset(d, panel_bytes));
+    if (d < fine_dims) return fine_base + token / 8 * kStepBytes + lane_offset(d, fine_panel_bytes);
+    return base + (in_steps ? step_offset(d, element_bits) : lane_offset(d - fine_dims, panel_bytes));
   }
+  int64_t fifth(int64_t d) const { return fine_base + 2 * kStepBytes + lane_offset(d, 2 * fine_panel_bytes) / 2; }
+  int64_t fifth_bit() const { return token / 2 + token % 2 * 8; }
   int64_t bit(int64_t d) const { return in_steps ? bit_in_word(d, element_bits == 6 ? 4 : element_bits) : first_bit; }
   int64_t word_of_upper(int64_t d) const { return base + (d / kGroup * 3 + 2) * kStepBytes; }  // of 6 bits
 
@@ -98,15 +109,16 @@ struct TokenEntries {
 };
 
 RL_INLINE TokenEntries key_entries(const KvShape& shape, int64_t token) {
-  return {TokenEntries::lane_offset(token, shape.key_panel_bytes()), 0, 0, shape.key_bits, true};
+  return {TokenEntries::lane_offset(token, shape.key_panel_bytes()), 0, 0, shape.key_bits, true, 0, 0, 0, 0};
 }
 
 RL_INLINE TokenEntries value_entries(const KvShape& shape, int64_t token) {
-  return {TokenEntries::step_offset(token, shape.value_bits), shape.value_panel_bytes(),
-          TokenEntries::bit_in_word(token, shape.value_bits), shape.value_bits, false};
+  return {shape.fine_bytes() + TokenEntries::step_offset(token, shape.value_bits), shape.value_panel_bytes(),
+          TokenEntries::bit_in_word(token, shape.value_bits), shape.value_bits, false,
+          shape.fine_panels * kGroup, shape.fine_panel_bytes(), token / kGroup * kFineBytes, token % kGroup};
 }
 
-// The zero of int4's levels.
+// The zero of int4's levels; twice as many in fine panels, half as far apart.
 inline constexpr int32_t zero_of(bool of_keys) { return of_keys ? 32 : 8; }
 
 // What an entry of a token is divided by: int8's largest magnitude becomes 127, fp8's 448, and int4's extreme level 0,
@@ -145,8 +157,7 @@ RL_INLINE Words to_e4m3(Floats x, float scale) {
 
 // Sixteen entries as the bits of their elements. `scale` is that of kinds that have one.
 template <KvKind kind>
-RL_INLINE void encode(const float* x, float scale, bool of_keys, uint32_t (&bits)[kGroup]) {
-  const int32_t zero = zero_of(of_keys);
+RL_INLINE void encode(const float* x, float scale, int32_t zero, uint32_t (&bits)[kGroup]) {
   for (int64_t i = 0; i < kGroup; i += kLanes) {
     const Floats v = load<Floats>(x + i);
     if constexpr (kind == KvKind::int8) store(bits + i, to_levels(v, scale, -127.0f, 127.0f, 128));
@@ -157,9 +168,9 @@ RL_INLINE void encode(const float* x, float scale, bool of_keys, uint32_t (&bits
 }
 
 // What `encode` made of an entry.
-RL_INLINE float decode(KvKind kind, bool of_keys, uint32_t bits, float scale) {
+RL_INLINE float decode(KvKind kind, int32_t zero, uint32_t bits, float scale) {
   if (kind == KvKind::int8) return (float)((int32_t)bits - 128) * scale;
-  if (kind == KvKind::int4) return (float)((int32_t)bits - zero_of(of_keys)) * scale;
+  if (kind == KvKind::int4) return (float)((int32_t)bits - zero) * scale;
   if (kind == KvKind::bf16) return from_bf16((uint16_t)bits);
   if (kind == KvKind::fp8) bits = (bits & 0x7fu ? (bits & 0x7fu) * (1u << 20) + (120u << 23) : 0) | (bits & 0x80u) << 24;
   float x;
@@ -208,6 +219,17 @@ RL_INLINE void write_lanes(uint8_t* to, int64_t first_bit, const uint32_t (&bits
   }
 }
 
+// The upper bits of entries of 5 along the lanes, which are taken away.
+RL_INLINE void write_fifths(uint8_t* to, int64_t bit, uint32_t (&bits)[kGroup]) {
+  for (int64_t i = 0; i < kGroup; i++) {
+    uint16_t old;
+    __builtin_memcpy(&old, to + 2 * i, 2);
+    old = (uint16_t)((old & ~(1u << bit)) | bits[i] >> 4 << bit);
+    __builtin_memcpy(to + 2 * i, &old, 2);
+    bits[i] &= 15;
+  }
+}
+
 // Entries past `width`, up to a multiple of 16, are written as zeros.
 template <KvKind kind>
 RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, TokenEntries entries, int64_t token,
@@ -218,16 +240,19 @@ RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, TokenEntries e
   if constexpr (kind == KvKind::int4) x = rotate_copy(x, rotated, width);
   float scale = 0;
   if constexpr (has_scales(kind)) {
-    scale = token_scale(kind, entries.in_steps, x, width);
-    __builtin_memcpy(slice + size.data_bytes + token * 4, &scale, 4);
+    const uint16_t stored = to_bf16(token_scale(kind, entries.in_steps, x, width));
+    __builtin_memcpy(slice + size.data_bytes + token * 2, &stored, 2);
+    scale = from_bf16(stored);
   }
   for (int64_t d = 0; d < width; d += kGroup) {
     const int64_t left = width - d;
     float padded[kGroup] = {};
     if (left < kGroup) __builtin_memcpy(padded, x + d, (size_t)left * 4);
     uint32_t bits[kGroup];
-    encode<kind>(left < kGroup ? padded : x + d, scale, entries.in_steps, bits);
+    const bool fine = d < entries.fine_dims;
+    encode<kind>(left < kGroup ? padded : x + d, fine ? scale / 2 : scale, fine ? 16 : zero_of(entries.in_steps), bits);
     uint8_t* to = slice + entries.word(d);
+    if (fine) write_fifths(slice + entries.fifth(d), entries.fifth_bit(), bits);
     if (!entries.in_steps) write_lanes<kValueBits>(to, entries.first_bit, bits);
     else if constexpr (kKeyBits == 6) write_split_steps(to, bits);
     else write_steps<kKeyBits>(to, bits);
@@ -245,16 +270,19 @@ RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvSlice& size, con
 
 RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvSlice& size, const TokenEntries& entries,
                           int64_t token, float* x, int64_t width) {
-  float scale = 1.0f;
-  if (has_scales(kind)) __builtin_memcpy(&scale, slice + size.data_bytes + token * 4, 4);
+  uint16_t stored = 0x3f80, fifths = 0;
+  if (has_scales(kind)) __builtin_memcpy(&stored, slice + size.data_bytes + token * 2, 2);
+  const float scale = from_bf16(stored);
   for (int64_t d = 0; d < width; d++) {
     uint32_t word, upper = 0;
+    const bool fine = d < entries.fine_dims;
+    if (fine) __builtin_memcpy(&fifths, slice + entries.fifth(d), 2);
     __builtin_memcpy(&word, slice + entries.word(d), 4);
     const bool is_split = entries.element_bits == 6;
     if (is_split) __builtin_memcpy(&upper, slice + entries.word_of_upper(d), 4);
-    upper = upper >> TokenEntries::bit_in_word(d, 2) & 3;
+    upper = fine ? fifths >> entries.fifth_bit() & 1 : upper >> TokenEntries::bit_in_word(d, 2) & 3;
     const uint32_t lower = word >> entries.bit(d) & ~0u >> (32 - (is_split ? 4 : entries.element_bits));
-    x[d] = decode(kind, entries.in_steps, upper << 4 | lower, scale);
+    x[d] = decode(kind, fine ? 16 : zero_of(entries.in_steps), upper << 4 | lower, fine ? scale / 2 : scale);
   }
   if (kind != KvKind::int4) return;
   alignas(64) float rotated[kMaxScaledHeadDim];

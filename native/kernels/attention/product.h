@@ -21,7 +21,7 @@ inline constexpr int kWidth = kLanes == 16 ? 4 : 1;  // panels that are multipli
 // holds kRowWords words a step: the elements that meet one of the panel's words, one word a pass. kRows x kWidth x
 // kParts sums and the operands of a pass fit the level's registers.
 //
-// A step has kSteps times 64 bytes.
+// A step has kSteps times 64 bytes, or what `kStride` says. `lanes` gets vector `part` of it.
 struct F32 {
   using Sum = Floats;
   static constexpr bool kScaled = false;
@@ -29,7 +29,7 @@ struct F32 {
   static constexpr int kElements = 1, kRowWords = 1, kPasses = 1, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
-  RL_INLINE Floats lanes(const uint8_t* step) {
+  RL_INLINE Floats lanes(const uint8_t* step, int) {
     return load<Floats>(step);
   }
   RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
@@ -44,7 +44,7 @@ struct Bf16Pairs {
   static constexpr int kElements = 2, kRowWords = 1, kPasses = 1, kRows = 6;
 
   template <int Pass>
-  RL_INLINE Ints lanes(const uint8_t* step) {
+  RL_INLINE Ints lanes(const uint8_t* step, int) {
     return load<Ints>(step);
   }
   RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_bf16(sum, row, lanes); }
@@ -59,7 +59,7 @@ struct Bf16Floats {
   static constexpr int kElements = 2, kRowWords = 2, kPasses = 2, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
-  RL_INLINE Floats lanes(const uint8_t* step) {
+  RL_INLINE Floats lanes(const uint8_t* step, int) {
     return Pass == 0 ? bf16_low(load<Words>(step)) : bf16_high(load<Words>(step));
   }
   RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
@@ -83,7 +83,7 @@ struct Int8 : Int16Rows {
   static constexpr int kElements = 4, kRowWords = 2, kPasses = 2, kRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 
   template <int Pass>
-  RL_INLINE Ints lanes(const uint8_t* step) {
+  RL_INLINE Ints lanes(const uint8_t* step, int) {
     const Ints words = load<Ints>(step);
     return Pass == 0 ? words & 0x00ff00ff : (Ints)((UShorts)words >> 8);
   }
@@ -94,8 +94,23 @@ struct Int4 : Int16Rows {
   static constexpr int kElements = 8, kRowWords = 4, kPasses = 4, kRows = Int8::kRows;
 
   template <int Pass>
-  RL_INLINE Ints lanes(const uint8_t* step) {
+  RL_INLINE Ints lanes(const uint8_t* step, int) {
     return (Ints)(load<Words>(step) >> 4 * Pass) & 0x000f000f;
+  }
+};
+
+// Values of Int4's fine panels: the levels are half as far apart.
+struct Int5 : Int16Rows {
+  static constexpr int kZero = 16, kSteps = 3;
+  static constexpr int kElements = 16, kRowWords = 8, kPasses = 8, kRows = Int8::kRows;
+
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step, int part) {
+    const Words lower = load<Words>(step + Pass / 4 * kStepBytes);
+    const Words fifths = load_shorts(step + 2 * kStepBytes - part * (kVectorBytes / 2));
+    const Words spread = (fifths & 0xffu) | (fifths & 0xff00u) << 8;
+    const Words above = Pass < 4 ? spread << (4 - Pass % 4) : spread >> Pass % 4;
+    return (Ints)((lower >> Pass % 4 * 4 & 0x000f000fu) | (above & 0x00100010u));
   }
 };
 
@@ -105,7 +120,7 @@ struct Int6 : Int16Rows {
   static constexpr int kElements = 16, kRowWords = 8, kPasses = 8, kRows = Int8::kRows;
 
   template <int Pass>
-  RL_INLINE Ints lanes(const uint8_t* step) {
+  RL_INLINE Ints lanes(const uint8_t* step, int) {
     constexpr int kShift = 2 * Pass - 4;  // of the upper bits, to stand above the lower ones
     const Words lower = load<Words>(step + Pass / 4 * kStepBytes), upper = load<Words>(step + 2 * kStepBytes);
     const Words above = kShift < 0 ? upper << -kShift : upper >> (kShift < 0 ? 0 : kShift);
@@ -130,7 +145,7 @@ struct Fp8Pairs : Fp8Rows {
   static constexpr int kElements = 4, kRowWords = 2, kPasses = 2, kRows = 6;
 
   template <int Pass>
-  RL_INLINE Ints lanes(const uint8_t* step) {
+  RL_INLINE Ints lanes(const uint8_t* step, int) {
     const UShorts halves = load<UShorts>(step);
     return (Ints)((Words)((Shorts)(Pass == 0 ? halves << 8 : halves) >> 4) & 0x87f087f0u);
   }
@@ -142,7 +157,7 @@ struct Fp8Floats : Fp8Rows {
   static constexpr int kElements = 4, kRowWords = 4, kPasses = 4, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
-  RL_INLINE Floats lanes(const uint8_t* step) {
+  RL_INLINE Floats lanes(const uint8_t* step, int) {
     constexpr int kFromTop = 24 - 8 * (Pass / 2 + Pass % 2 * 2);
     return (Floats)((Words)((Ints)(load<Words>(step) << kFromTop) >> 4) & 0x87f00000u);
   }
@@ -153,16 +168,22 @@ template <class Kind>
 inline constexpr bool kIsInteger = std::is_same_v<typename Kind::Sum, Ints>;
 
 template <class Kind>
+inline constexpr bool kIsFine = std::is_same_v<Kind, Int5>;
+
+template <class Kind>
+inline constexpr int64_t kStride = kIsFine<Kind> ? kFineBytes : Kind::kSteps * kStepBytes;
+
+template <class Kind>
 inline constexpr bool kIsRotated = std::is_same_v<Kind, Int4>;
 
 // Adds one pass over a step, and over those behind it.
 template <class Kind, int Rows, int Panels, int Pass = 0>
 RL_INLINE void add_step(const uint32_t* rows, int64_t row_stride, const uint8_t* const (&from)[Panels], int64_t at,
                         typename Kind::Sum (&sums)[Rows][Panels * kParts]) {
-  decltype(Kind::template lanes<Pass>(nullptr)) lanes[Panels * kParts];
+  decltype(Kind::template lanes<Pass>(nullptr, 0)) lanes[Panels * kParts];
   RL_UNROLL for (int p = 0; p < Panels; p++)
     RL_UNROLL for (int part = 0; part < kParts; part++)
-      lanes[p * kParts + part] = Kind::template lanes<Pass>(from[p] + at + part * kVectorBytes);
+      lanes[p * kParts + part] = Kind::template lanes<Pass>(from[p] + at + part * kVectorBytes, part);
   RL_UNROLL for (int r = 0; r < Rows; r++) {
     const Ints row = splat_word(rows + r * row_stride + Pass);
     RL_UNROLL for (int p = 0; p < Panels * kParts; p++) sums[r][p] = Kind::dot(sums[r][p], row, lanes[p]);
@@ -184,7 +205,7 @@ RL_INLINE void product(const uint32_t* rows, int64_t row_stride, const uint8_t* 
   for (int64_t piece = 0; piece < num_pieces; piece++) {
     const uint8_t *from[Panels], *wanted[Panels];
     RL_UNROLL for (int p = 0; p < Panels; p++) from[p] = panels[piece][p], wanted[p] = ahead[piece][p];
-    for (int64_t at = 0; at < steps * Kind::kSteps * kStepBytes; at += Kind::kSteps * kStepBytes) {
+    for (int64_t at = 0; at < steps * kStride<Kind>; at += kStride<Kind>) {
       RL_UNROLL for (int p = 0; p < Panels * Kind::kSteps; p++)
         __builtin_prefetch(wanted[p / Kind::kSteps] + at + p % Kind::kSteps * kStepBytes, 0, 2);
       add_step<Kind, Rows, Panels>(rows, row_stride, from, at, sums);

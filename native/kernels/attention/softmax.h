@@ -108,7 +108,7 @@ RL_INLINE Floats scale_weights(const Tile& tile, int64_t vector, Piece& weights,
   Floats most{};
   RL_UNROLL for (int i = 0; i < kPieceVectors; i++) {
     const int64_t at = vector + i;
-    const Floats scaled = weights[i] * load<Floats>(tile.value_scales[at / kParts] + at % kParts * kLanes);
+    const Floats scaled = weights[i] * bf16_low(load_shorts(tile.value_scales[at / kParts] + at % kParts * kLanes));
     total += fma(scaled, Floats{}, weights[i]);
     store(scores + at * kLanes, scaled);
     most = max((Floats)((Words)scaled & 0x7fffffffu), most);  // int4's scales have a sign

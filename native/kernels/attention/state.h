@@ -122,9 +122,10 @@ struct Tile {
   int64_t index, first_token;
   int64_t begin, end;
   const uint8_t* keys[kTileGroups];    // panel of each group
-  const uint8_t* values[kTileGroups];  // first step of each group in the first panel
-  const float* key_scales[kTileGroups];
-  const float* value_scales[kTileGroups];
+  const uint8_t* values[kTileGroups];  // first step of each group in the first panel that is not fine
+  const uint8_t* fine[kTileGroups];    // and in the first fine one
+  const uint16_t* key_scales[kTileGroups];
+  const uint16_t* value_scales[kTileGroups];
 };
 
 RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
@@ -140,14 +141,16 @@ RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, 
     const int64_t offset = a.span.table[token >> a.block_shift] * a.block_stride;
     tile.keys[g] = a.keys + offset + group * a.shape.key_panel_bytes();
     tile.values[g] = a.layout.values_in_keys ? tile.keys[g]  // until `transpose_keys`
-                                             : a.values + offset + group * a.shape.group_bytes();
-    tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.keys.data_bytes) + group * kGroup;
-    tile.value_scales[g] = (const float*)(a.values + offset + a.shape.values.data_bytes) + group * kGroup;
+                                             : a.values + offset + a.shape.fine_bytes() + group * a.shape.group_bytes();
+    tile.fine[g] = a.values + offset + group * kFineBytes;
+    tile.key_scales[g] = (const uint16_t*)(a.keys + offset + a.shape.keys.data_bytes) + group * kGroup;
+    tile.value_scales[g] = (const uint16_t*)(a.values + offset + a.shape.values.data_bytes) + group * kGroup;
   }
   // Hidden groups point at one that is there: they are read where whole tiles are, and masked.
   for (int64_t g = 0; g < kTileGroups; g++) {
     if (g >= tile.begin && g < tile.end) continue;
     tile.keys[g] = tile.keys[tile.begin], tile.values[g] = tile.values[tile.begin];
+    tile.fine[g] = tile.fine[tile.begin];
     tile.key_scales[g] = tile.key_scales[tile.begin], tile.value_scales[g] = tile.value_scales[tile.begin];
   }
   return tile;
@@ -183,9 +186,12 @@ RL_INLINE void fetch_rest(const Attention& a, const Tile& tile, const Tile& afte
     if (g >= tile.begin && g < tile.end) continue;
     for (int64_t at = 0; at < a.shape.key_panel_bytes(); at += 64) __builtin_prefetch(after.keys[g] + at, 0, 2);
     if (a.layout.values_in_keys) continue;
-    for (int64_t d = 0; d < a.shape.value_dims; d += kGroup)
+    for (int64_t p = 0; p < a.shape.fine_panels; p++)
+      for (int64_t at = 0; at < kFineBytes; at += 64)
+        __builtin_prefetch(after.fine[g] + p * a.shape.fine_panel_bytes() + at, 0, 2);
+    for (int64_t p = 0; p < a.shape.value_dims / kGroup - a.shape.fine_panels; p++)
       for (int64_t at = 0; at < panel_bytes; at += 64)
-        __builtin_prefetch(after.values[g] + d / kGroup * a.value_panel_stride + at, 0, 2);
+        __builtin_prefetch(after.values[g] + p * a.value_panel_stride + at, 0, 2);
   }
 }
 

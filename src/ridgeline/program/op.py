@@ -58,8 +58,8 @@ class KvState:
     window: int | None
 
     def bytes_per_token(self, element_bytes: float) -> int:
-        """Return the bytes of a token; entries of 8 bits or less share a float32 scale by key and value of a head."""
-        scale_bytes = 4 if element_bytes < 2 else 0
+        """Return the bytes of a token; entries of 8 bits or less share a bfloat16 scale by key and value of a head."""
+        scale_bytes = 2 if element_bytes < 2 else 0
         return int(2 * self.num_heads * (self.head_dim * element_bytes + scale_bytes))
 
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ridgeline.core.dtypes import FLOAT8_E4M3, Float32s
+from ridgeline.core.dtypes import BFLOAT16, FLOAT8_E4M3, Float32s
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import KvState, LatentState, Program
 
-SCALED = ("int8", "fp8", "int4")  # dtypes whose tokens have a float32 scale for each head's key and value
-# of keys and values, their mean
-ENTRY_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "int4": 0.625}
+SCALED = ("int8", "fp8", "int4")  # dtypes whose tokens have a bfloat16 scale for each head's key and value
+ENTRY_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "int4": 0.65625}
 MAX_HEAD_DIM = 256  # of scaled heads: sums of 32 bits hold their products
 MIN_NORMAL = np.float32(2.0**-6)  # of E4M3: what is smaller is less than the last bit of any large entry
 
@@ -43,20 +42,20 @@ def entry_bytes(program: Program, kv_dtype: str) -> float:
 def as_cached(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
     """Return what keys or values [..., head_dim] are after a cache of a scaled dtype: NaN where one is not finite.
 
-    int8 and fp8 scale the largest entry to 127 and to 448, and round to whole numbers or to E4M3's normal ones. int4
-    rounds rotated entries to whole numbers: values to 4 bits, their extreme -8, and keys to 6, as -32.
+    int8 and fp8 scale the largest entry to 127 and 448 by a bfloat16, and round to whole numbers or E4M3's normal ones.
+    int4 rounds rotated entries: keys to 6 bits, values to 4, their first half to 5; the extreme is the lowest number.
     """
     with np.errstate(all="ignore"):
         if kv_dtype == "int4":
             rotated = rotate(x)
             most, least = rotated.max(-1, keepdims=True), rotated.min(-1, keepdims=True)
-            half = np.float32(32 if keys else 8)
-            scale = np.where(-least > most, least, most) / -half
-            levels = np.clip(np.rint(_divided(rotated, scale)), -half, half - 1)
-            back = rotate(levels * scale) / np.float32(rotation_width(x.shape[-1]))
+            lowest, num_fine = np.float32(-32 if keys else -8), 0 if keys else (x.shape[-1] + 15) // 32 * 16
+            finer = (1 + (np.arange(x.shape[-1]) < num_fine)).astype(np.float32)
+            ratio, scale = _divided(rotated, np.where(-least > most, least, most) / lowest)
+            levels = np.clip(np.rint(ratio * finer), lowest * finer, -lowest * finer - 1)
+            back = rotate(levels * (scale / finer)) / np.float32(rotation_width(x.shape[-1]))
             return np.where(np.isfinite(rotated).all(-1, keepdims=True), back, np.float32(np.nan))
-        scale = np.abs(x).max(-1, keepdims=True) / np.float32(127 if kv_dtype == "int8" else 448)
-        ratio = _divided(x, scale)
+        ratio, scale = _divided(x, np.abs(x).max(-1, keepdims=True) / np.float32(127 if kv_dtype == "int8" else 448))
         if kv_dtype == "int8":
             levels = np.clip(np.rint(ratio), -127, 127)
         else:
@@ -82,5 +81,6 @@ def rotate(x: Float32s) -> Float32s:
     return x
 
 
-def _divided(x: Float32s, scale: Float32s) -> Float32s:
-    return np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
+def _divided(x: Float32s, scale: Float32s) -> tuple[Float32s, Float32s]:
+    scale = scale.astype(BFLOAT16).astype(np.float32)
+    return np.divide(x, scale, out=np.zeros_like(x), where=scale != 0), scale

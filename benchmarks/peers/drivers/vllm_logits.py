@@ -1,0 +1,38 @@
+"""vLLM on the CPU: log-probabilities of windows of tokens, and greedy continuations, of one folder.
+
+usage: python vllm_logits.py MODEL THREADS CONTINUED WINDOWS.json OUT.npz [OPTIONS.json]
+
+Each window's first CONTINUED tokens are continued greedily to its end. OPTIONS are keywords of `vllm.LLM`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from run_vllm import set_environment
+
+
+def main(model: str, threads: int, continued: int, windows: list, out: str, options: dict) -> None:
+    set_environment(threads)
+    from vllm import LLM, SamplingParams
+
+    longest = max(map(len, windows))
+    sizes = {"max_model_len": longest + 1, "max_num_seqs": 4, "max_logprobs": -1, "enable_prefix_caching": False}
+    llm = LLM(model, enforce_eager=True, **sizes, **options)
+    found = {}
+    for number, window in enumerate(windows):
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, detokenize=False)
+        (output,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
+        rows = [[row[token].logprob for token in range(len(row))] for row in output.prompt_logprobs[1:]]
+        found[f"logits{number}"] = np.array(rows, dtype=np.float32)
+        left = max(1, len(window) - continued)
+        more = SamplingParams(temperature=0, max_tokens=left, ignore_eos=True, detokenize=False)
+        (output,) = llm.generate([{"prompt_token_ids": window[:continued]}], more, use_tqdm=False)
+        found[f"greedy{number}"] = np.array(output.outputs[0].token_ids)
+    np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[6]) if len(sys.argv) > 6 else {}
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(Path(sys.argv[4]).read_text()), sys.argv[5], given)
