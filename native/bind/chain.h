@@ -10,14 +10,16 @@
 
 namespace ridgeline::chain_bindings {
 
-// The buffer of features, that which it is fed back from, and what the first step reads.
-using Features = std::tuple<int, int, Array<const float, 2>>;
+// The buffer of features, that which it is fed back from, the tape that computes those of the first step, the buffers
+// of this one that it reads and writes, and what it reads.
+template <class Builder>
+using Features = std::tuple<int, int, Builder*, int, int, Array<const float, 2>>;
 
 template <class Builder>
 int64_t chain(Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
               const Array<const int64_t, 1>& lengths, const Array<int64_t, 2>& tokens, int64_t block_size,
               int64_t vocab_size, const std::optional<Array<const int64_t, 1>>& token_ids,
-              const std::optional<Features>& features, const std::optional<Array<float, 3>>& told, int64_t own_vocab) {
+              const std::optional<Features<Builder>>& features, const std::optional<Array<float, 3>>& told, int64_t own_vocab) {
   return self.compute(block, logits, [&](Tape& tape, const Step& step) {
     const size_t count = lengths.shape(0);
     require(count > 0 && (int64_t)count == step.num_sample_rows, "one length per row to sample is needed");
@@ -27,17 +29,26 @@ int64_t chain(Builder& self, const Array<const int64_t, 1>& block, const Array<f
             "weights have a place for each token of each step and row");
     require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
     require(block_size > 0, "a block has tokens");
-    ChainOptions options{lengths.data(), tokens.data(), block_size, token_ids ? token_ids->data() : nullptr,
-                         vocab_size,     nullptr,       nullptr,    nullptr,
-                         told ? told->data() : nullptr, told ? (int64_t)told->shape(2) : 0};
+    ChainOptions options{};
+    options.lengths = lengths.data();
+    options.tokens = tokens.data();
+    options.block_size = block_size;
+    options.token_ids = token_ids ? token_ids->data() : nullptr;
+    options.vocab_size = vocab_size;
+    options.told = told ? told->data() : nullptr;
+    options.told_stride = told ? (int64_t)told->shape(2) : 0;
     if (features) {
-      const auto& [to, from, first] = *features;
+      const auto& [to, from, fold, reads, writes, first] = *features;
       options.features = self.buffer(to);
       options.feedback = self.buffer(from);
+      options.fold = &fold->tape();
+      options.unfolded = fold->buffer(reads);
+      options.folded = fold->buffer(writes);
       options.first = first.data();
-      require((int64_t)first.shape(0) == step.num_tokens && (int64_t)first.shape(1) == options.features->width &&
+      require((int64_t)first.shape(0) == step.num_tokens && (int64_t)first.shape(1) == options.unfolded->width &&
+                  options.folded->width == options.features->width &&
                   options.feedback->width == options.features->width,
-              "features are as wide as what they are fed back from");
+              "features are as wide as what they are fed back from, and as what computes the first");
     }
     const WithoutGil unlocked;
     return run_chain(tape, step, options);

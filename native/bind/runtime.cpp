@@ -33,6 +33,7 @@ namespace {
 
 constexpr int64_t kPending = -1;  // PENDING of core/step.py
 
+using Retained = Array<float, 2>;  // [T, widths of the buffers that are retained, side by side]
 using Trials = std::pair<Array<const int64_t, 2>, Array<const float, 2>>;
 
 template <class T>
@@ -139,6 +140,13 @@ class TapeBuilder {
     tape_.add(std::make_unique<Sample>(vocab_size));
   }
 
+  void keep(const std::vector<int>& buffers) {
+    for (const int buffer : buffers) {
+      require(at(buffer)->rows == Rows::tokens, "rows that are retained are those of tokens");
+      retained_.push_back(at(buffer));
+    }
+  }
+
   int64_t allocated_bytes() const { return tape_.allocated_bytes(); }
 
   int64_t workspace_bytes(int64_t num_tokens, int64_t num_spans, int64_t num_rows, int64_t context,
@@ -171,36 +179,37 @@ class TapeBuilder {
   // Returns the highest slot of the cache that the step writes, or 0.
   int64_t run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
               std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds,
-              const std::optional<Trials>& trials) {
+              const std::optional<Retained>& retained, const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds, trials);
-    {
-      const WithoutGil unlocked;
-      tape_.run(*step_, begin, end, times);
-    }
-    return results(sampled);
+    double* const times = read(block, logits, sampled, seconds, retained, trials);
+    const WithoutGil unlocked;
+    tape_.run(*step_, begin, end, times);
+    return results(sampled, retained);
   }
 
   void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-             std::optional<Array<double, 1>> seconds, const std::optional<Trials>& trials) {
+             std::optional<Array<double, 1>> seconds, const std::optional<Retained>& retained,
+             const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds, trials);
-    started_.emplace(Started{block, logits, sampled, seconds, trials});
+    double* const times = read(block, logits, sampled, seconds, retained, trials);
+    started_.emplace(Started{block, logits, sampled, seconds, retained, trials});
     started_tapes().insert(&tape_);
     const WithoutGil unlocked;
     tape_.start(*step_, times);
   }
 
   void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-              std::optional<Array<double, 1>> seconds, std::optional<nb::callable> check) {
+              std::optional<Array<double, 1>> seconds, const std::optional<Retained>& retained,
+              std::optional<nb::callable> check) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data(), check});
+    const Array<const int64_t, 1> words(block);
+    following_.emplace(Following{{words, logits, sampled, seconds, retained, {}}, block.data(), check});
   }
 
   // Returns what `run` does, of the step that was started, and whether the one that follows it was.
@@ -233,6 +242,7 @@ class TapeBuilder {
     Array<float, 2> logits;
     Array<int64_t, 1> sampled;
     std::optional<Array<double, 1>> seconds;
+    std::optional<Retained> retained;
     std::optional<Trials> trials;
   };
   // One that goes on from its tokens, which are written into its block once `check` has looked at them.
@@ -252,18 +262,29 @@ class TapeBuilder {
   // Makes the step of these arguments the one that is run; returns where its times go.
   double* read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
                const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds,
-               const std::optional<Trials>& trials = {}) {
+               const std::optional<Retained>& retained, const std::optional<Trials>& trials = {}) {
     step_ = &reader_.read(block, sampled.has_value());
     require(!sampled || (int64_t)sampled->shape(0) == step_->num_sample_rows, "one place per row to sample is needed");
     require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
     require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
+    require(!retained || ((int64_t)retained->shape(0) == step_->num_tokens && (int64_t)retained->shape(1) == retained_width()),
+            "what is retained is a row for each token");
     if (trials) reader_.verify(trials->first, trials->second);
     step_->logits = logits.data();
     step_->logits_stride = (int64_t)logits.shape(1);
     return seconds ? seconds->data() : nullptr;
   }
 
-  int64_t results(const std::optional<Array<int64_t, 1>>& sampled) const {
+  int64_t retained_width() const {
+    int64_t width = 0;
+    for (const Buffer* buffer : retained_) width += buffer->width;
+    return width;
+  }
+
+  int64_t results(const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Retained>& retained) const {
+    float* to = retained ? retained->data() : nullptr;
+    for (int64_t t = 0; retained && t < step_->num_tokens; t++)
+      for (const Buffer* buffer : retained_) to = std::copy_n(buffer->row(t), buffer->width, to);
     if (sampled)
       for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
     return step_->highest_slot();
@@ -278,7 +299,7 @@ class TapeBuilder {
     {
       const WithoutGil unlocked;
       tape_.finish();
-      highest = results(started_->sampled);
+      highest = results(started_->sampled, started_->retained);
       if (next && !next->check) goes_on = start_following(*next);
     }
     if (next && next->check) {
@@ -299,7 +320,7 @@ class TapeBuilder {
     try {
       const int64_t num_sampled = (int64_t)started_->sampled.shape(0);
       const Started& step = next.step;
-      double* const times = read(step.block, step.logits, step.sampled, step.seconds);
+      double* const times = read(step.block, step.logits, step.sampled, step.seconds, step.retained);
       require(step_->num_tokens == num_sampled, "a step follows another token by token");
       int64_t* const token_ids = next.block + (step_->token_ids - next.block);
       for (int64_t t = 0; t < num_sampled; t++)  // where none could be sampled, any will do
@@ -332,6 +353,7 @@ class TapeBuilder {
   Tape tape_;
   bool runs_;
   std::vector<Buffer*> buffers_;
+  std::vector<const Buffer*> retained_;
   StepReader reader_;
   Step* step_ = nullptr;  // the last that was read
   std::optional<Started> started_;
@@ -369,13 +391,15 @@ void bind_runtime(nb::module_& module) {
       .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
+      .def("keep", &TapeBuilder::keep, "buffers"_a, "Has steps that get a place for them leave the rows of these there.")
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
-           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "trials"_a.none() = nb::none(),
-           "Returns the highest slot written, or 0.")
+           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "retained"_a.none() = nb::none(),
+           "trials"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
       .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
-           "trials"_a.none() = nb::none(), "Runs the step on the pool's other threads; its memory is in use until `finish`.")
+           "retained"_a.none() = nb::none(), "trials"_a.none() = nb::none(),
+           "Runs the step on the pool's other threads; its memory is in use until `finish`.")
       .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
-           "seconds"_a.none() = nb::none(), "check"_a.none() = nb::none(),
+           "seconds"_a.none() = nb::none(), "retained"_a.none() = nb::none(), "check"_a.none() = nb::none(),
            "Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, "
            "which must not raise, may have changed.")
       .def("finish", &TapeBuilder::finish,

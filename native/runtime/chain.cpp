@@ -85,10 +85,17 @@ class Chain {
 
   // Buffers only shrink behind the first step, so what is written between two steps stays where the next one reads it.
   void feed(Tape& tape) {
-    Buffer* const to = options_.features;
-    if (!to) return;
-    tape.run(first_, 0, 0, nullptr);  // sizes the buffers
-    for (int64_t t = 0; t < first_.num_tokens; t++) std::copy_n(options_.first + t * to->width, to->width, to->row(t));
+    const ChainOptions& o = options_;
+    if (!o.features) return;
+    Step tokens = first_;
+    tokens.num_rows = tokens.num_sample_rows = 0;
+    o.fold->run(tokens, 0, 0, nullptr);  // sizes the buffers
+    for (int64_t t = 0; t < tokens.num_tokens; t++)
+      std::copy_n(o.first + t * o.unfolded->width, o.unfolded->width, o.unfolded->row(t));
+    o.fold->run(tokens, 0, o.fold->size(), nullptr);
+    tape.run(first_, 0, 0, nullptr);
+    for (int64_t t = 0; t < tokens.num_tokens; t++)
+      std::copy_n(o.folded->row(t), o.features->width, o.features->row(t));
   }
 
   // Makes row `i` that of the token which it sampled last; returns the highest slot that it writes.

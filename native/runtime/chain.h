@@ -13,7 +13,9 @@ struct ChainOptions {
   int64_t vocab_size;        // a token from here on ends its row
   Buffer* features;          // what the program reads beside tokens, or null
   const Buffer* feedback;    // what it reads in the step behind one
-  const float* first;        // [T, width] what it reads in the first step
+  Tape* fold;                // computes what it reads in the first step, `folded`, from `unfolded`
+  const Buffer *folded, *unfolded;
+  const float* first;        // [T, width of `unfolded`]
   float* told;               // [steps, D, told_stride] gets what rows at a temperature are sampled from, or null
   int64_t told_stride;
 };

@@ -67,6 +67,8 @@ class Eagle(Written):
             }
             if "norm_before_fc" in flags:
                 self.t["input_norm.weight"] = 1 + matrix(len(layers) * hidden)
+            if "fc_norm" in flags:
+                self.t |= {f"fc_norm.{at}.weight": 1 + matrix(hidden) for at in range(len(layers))}
         else:
             self.t |= {"fc.bias": matrix(hidden), "embed_tokens.weight": matrix(vocab, hidden)}
 
@@ -134,6 +136,9 @@ class Eagle(Written):
             features = torch.cat([hidden[layer][0] for layer in self.layers], -1)
             if "norm_before_fc" in self.flags:
                 features = self.norm(features, "input_norm.weight")
+            if "fc_norm" in self.flags:
+                parts = features.chunk(len(self.layers), -1)
+                features = torch.cat([self.norm(x, f"fc_norm.{at}.weight") for at, x in enumerate(parts)], -1)
             features = features @ self.t["fc.weight"].T
         else:
             features = hidden[-1][0]  # behind the final norm

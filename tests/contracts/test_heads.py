@@ -30,6 +30,9 @@ HEADS = {
     "eagle-3, normed": lambda model: oracle_heads.Eagle(
         model, 3, (0, 1, len(model.spec.layers) - 1), flags=("norm_before_residual", "norm_before_fc", "norm_output")
     ),
+    "eagle-3, each normed": lambda model: oracle_heads.Eagle(
+        model, 3, (0, 1, len(model.spec.layers) - 1), flags=("fc_norm",)
+    ),
 }
 
 
@@ -194,7 +197,13 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
     ("change", "error", "message"),
     [
         (lambda head: {"config": {"no_such_key": 3}}, ConfigError, "no_such_key=3"),
-        (lambda head: {"config": {"fc_norm": True}}, ConfigError, "fc_norm=True is not supported"),
+        (lambda head: {"config": {"parallel_drafting": True}}, ConfigError, "parallel_drafting=True is not supported"),
+        (lambda head: {"config": {"fc_norm": True}}, ModelLoadError, "fc_norm.0.weight is missing"),
+        (
+            lambda head: {"tensors": {"fc_norm.0.weight": torch.ones(32)}},
+            ModelLoadError,
+            "fc_norm.0.weight is not read",
+        ),
         (lambda head: {"config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 99]}}, ConfigError, "99"),
         (lambda head: {"tensors": {"d2t": None}}, ModelLoadError, "lacks d2t"),
         (lambda head: {"tensors": {"lm_head.weight": None}}, ModelLoadError, "lacks lm_head.weight, for the 65 tokens"),
@@ -208,7 +217,20 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
             "it is for a model of hidden size 16",
         ),
     ],
-    ids=["key", "unsupported", "layer", "no d2t", "no head", "d2t", "tensor", "missing", "vocabulary", "hidden size"],
+    ids=[
+        "key",
+        "unsupported",
+        "no norm",
+        "norm",
+        "layer",
+        "no d2t",
+        "no head",
+        "d2t",
+        "tensor",
+        "missing",
+        "vocabulary",
+        "hidden size",
+    ],
 )
 def test_a_head_that_does_not_fit_is_refused_in_one_line(change, error, message, target, tmp_path):
     head = HEADS["eagle-3"](target)

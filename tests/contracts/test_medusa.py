@@ -84,13 +84,13 @@ def test_heads_on_the_reference_backend(target, tmp_path):
     assert drafted > 20
 
 
-def of_the_span_s_end(self, running, plan, result):
+def of_the_span_s_end(self, running, plan, taps):
     """Take in hidden states of drafted tokens, rejected ones too."""
     ends = np.cumsum([span.num_tokens for span in plan.spans])
     views = {view.seq_id: view for view in running}
     for span, end in zip(plan.spans, ends, strict=True):
         if span.seq_id in views:
-            self._hidden[span.seq_id] = views[span.seq_id].num_computed, result.taps[0][end - 1].copy()
+            self._hidden[span.seq_id] = views[span.seq_id].num_computed, taps[-1][end - 1].copy()
 
 
 PLANTED = {
@@ -104,7 +104,7 @@ def test_a_planted_bug_is_seen(bug, target, tmp_path, monkeypatch):
     if "long ago" in bug:
         observe = Medusa.observe
         monkeypatch.setattr(
-            Medusa, "observe", lambda self, running, plan, result: plan.step % 2 or observe(self, running, plan, result)
+            Medusa, "observe", lambda self, running, plan, taps: plan.step % 2 or observe(self, running, plan, taps)
         )
     monkeypatch.setattr(*PLANTED[bug])
     wrong, _ = wrong_drafts(HEADS["paper"](target), target, tmp_path)

@@ -219,7 +219,7 @@ class StepOutput(NamedTuple):
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
     sampled_token_ids: IntArray | None = None
     likeliest_DK: IntArray | None = None  # of greedy rows whose masks allow all, the tokens of the largest logits
-    taps: Sequence[Array] = ()  # the program's, float32 [T, H] each, good as long as the logits
+    taps_TW: Array | None = None  # the program's, float32, side by side
 
 
 class Executable(Protocol):
@@ -280,10 +280,14 @@ class Overlapping(Executable, Protocol):
 
 
 class ChainEnds(NamedTuple):
-    """Says what the sampled ids mean: `token_ids_V` instead of themselves; a token from `vocab_size` on ends a row."""
+    """Says what the sampled ids mean: `token_ids_V` instead of themselves; a token from `vocab_size` on ends a row.
+
+    `fold` computes what the first step reads of its features.
+    """
 
     vocab_size: int
     token_ids_V: IntArray | None = None
+    fold: "Chaining | None" = None
 
 
 class Chained(NamedTuple):
@@ -304,6 +308,6 @@ class Chaining(Executable, Protocol):
 
         The rows to sample are of the last tokens of some spans, in order. `lengths_D`: of how many tokens each is the
         first, the longest first; the tables have blocks for all. `features_TW` are for the first step, later steps
-        read its taps.
+        read its tap.
         """
         ...

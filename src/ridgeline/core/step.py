@@ -298,7 +298,7 @@ class StepResult(NamedTuple):
     vectors: tuple[Vectors, ...] = ()
     batch_s: float = math.nan  # before the model; NaN from an executor that does not tell
     sample_s: float = math.nan  # after it
-    taps: Sequence[Vectors] = ()  # hidden states that the program keeps, [T, H] each, until the executor's next step
+    taps_TW: Vectors | None = None  # hidden states that the program keeps, side by side
 
 
 class DraftStats(NamedTuple):

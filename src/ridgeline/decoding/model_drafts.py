@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.core.step import StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView
 
+MAX_UNSEEN = 128  # rows of hidden states that wait to be taken in
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
 
@@ -37,19 +38,27 @@ class ModelDrafts:
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
-        self._unseen: list[tuple[StepPlan, StepResult]] = []  # with hidden states that are not taken in yet
+        self._unseen: list[tuple[StepPlan, list[Vectors]]] = []  # hidden states of steps, each going on from the first
+        self.is_behind = False  # whether these cannot wait until somebody is drafted for
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Keep a step's hidden states for `take_in`."""
-        if result.taps:
-            self._unseen.append((plan, result))
+        """Keep a step's hidden states for `take_in`: of many steps at once where all they compute comes to stay."""
+        if (taps_TW := result.taps_TW) is None:
+            return
+        first, taps = self._unseen[-1] if self._unseen else (plan, list[Vectors]())
+        if taps and plan.token_ids and plan.step == first.step + len(taps):
+            taps.append(taps_TW)
+            self.is_behind = self.is_behind or len(taps) * len(taps_TW) >= MAX_UNSEEN
+        else:
+            self._unseen.append((plan, [taps_TW]))
+            self.is_behind = self.is_behind or not plan.token_ids
 
     def take_in(self, running: Sequence[SequenceView]) -> None:
         """Take in the hidden states of the steps that have landed."""
-        unseen, self._unseen = self._unseen, []
+        unseen, self._unseen, self.is_behind = self._unseen, [], False
         try:
-            for plan, result in unseen if self.failures < MAX_FAILURES else ():
-                self.drafter.observe(running, plan, result)
+            for plan, taps in unseen if self.failures < MAX_FAILURES else ():
+                self.drafter.observe(running, plan, taps)
         except Exception:
             self.failures = MAX_FAILURES
             log.exception("hidden states could not be taken in, and what drafts from them is left alone")

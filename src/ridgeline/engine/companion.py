@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.backends.base import Backend, BackendPlan, ModelSource
 from ridgeline.backends.select import select
-from ridgeline.backends.step import ChainEnds, Executable
+from ridgeline.backends.step import ChainEnds, Chaining, Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
@@ -22,13 +22,14 @@ from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.speculation import OWN_DRAFTER, SpeculationConfig
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
 from ridgeline.decoding.drafters import Companion, translated
+from ridgeline.decoding.drafters.eagle import MAX_HIDDEN
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.sizing import Beside, Sizing, bytes_per_token, choose_sizes, step_limits
 from ridgeline.program.lower import lower
 from ridgeline.program.lower.heads import tapped
-from ridgeline.program.op import Program, RecurrentState
+from ridgeline.program.op import FEATURES, Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.tokenizer import Tokenizer
@@ -62,8 +63,11 @@ class CompanionPlan:
         """Return what the target has to leave free."""
         context = self.config.model.max_model_len or self.model.spec.max_positions
         workspace_bytes = self.plan.workspace_bytes(step_limits(self.config, context, all_rows=False))
-        fold_bytes = self.fold.weight_bytes if self.fold else 0
-        taken_bytes = self.plan.weight_bytes + workspace_bytes + fold_bytes
+        taken_bytes = self.plan.weight_bytes + workspace_bytes + (self.fold.weight_bytes if self.fold else 0)
+        if self.source is not None:
+            _, width = (self.source.fold or self.source.step).shapes[FEATURES]
+            stored = MAX_HIDDEN + 2 * self.config.scheduler.max_num_batched_tokens
+            taken_bytes += stored * int(width) * np.dtype(np.float32).itemsize
         return Beside(taken_bytes, bytes_per_token(self.plan, self.model.program.states))
 
     def open(self, target: Sizing, target_bytes_per_token: int, executable: Executable, clock: Clock) -> Companion:
@@ -84,18 +88,19 @@ class CompanionPlan:
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
         executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
         compute, fold, source = executor.compute, None, self.source
-        chain = partial(executor.chain, ChainEnds(self.vocab_size, source.token_ids_V if source else None))
+        ends, chain = ChainEnds(self.vocab_size, source.token_ids_V if source else None), executor.chain
         if source is not None:
             if source.fold is not None and self.fold is not None:
                 opened = self.fold.open(source.fold, nothing, executable)
                 executor = InlineExecutor(opened, Sampler(), nothing, clock)
+                ends = ends._replace(fold=opened if isinstance(opened, Chaining) else None)
             fold = partial(_folded, executor)
             if source.token_ids_V is not None:
                 compute = partial(_renamed, compute, source.token_ids_V)
         of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        rest = (self.branches, chain, self.mask_id)
+        rest = (self.branches, partial(chain, ends), self.mask_id)
         return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *rest)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:

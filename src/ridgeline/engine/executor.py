@@ -139,7 +139,7 @@ class InlineExecutor:
 
         None, with nothing done, where some rows need more than that, or the executable does not go on by itself.
         """
-        if self._chaining is None:
+        if self._chaining is None or (plan.features_TW is not None and ends.fold is None):
             return None
         sampling = self._sampler.sampling_metadata(plan.samples)
         if not self._sampler.in_step:
@@ -181,7 +181,7 @@ class InlineExecutor:
             self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops, follows))
         rows_RH = output.logits_RV
         vectors = tuple([rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows])
-        return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps)
+        return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps_TW)
 
 
 class OverlappedExecutor(InlineExecutor):
@@ -227,8 +227,6 @@ class OverlappedExecutor(InlineExecutor):
             self._forget()
             raise
         self._samples = result.samples
-        if self._queued and result.taps:  # the next step computes in their memory
-            result = result._replace(taps=[tap_TH.copy() for tap_TH in result.taps])
         self._start_next()
         return result
 

@@ -35,7 +35,6 @@ MODULES: Mapping[str, str] = {
 }
 PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-ONLY_FALSE = ("fc_norm", "parallel_drafting")
 READ_ELSEWHERE = (  # in the model's config, or in the head's tensors
     *("max_window_layers", "use_sliding_window", "sliding_window", "tie_word_embeddings", "bias", "layer_types"),
     *("max_position_embeddings", "draft_vocab_size", "target_hidden_size", "use_aux_hidden_state"),
@@ -109,8 +108,9 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
         raise ModelLoadError(f"{folder.path} lacks d2t, the model's ids of the {head.vocab_size:,} tokens it drafts")
     if not head.own_head and head.vocab_size != target.vocab_size:
         raise ModelLoadError(f"{folder.path} lacks lm_head.weight, for the {head.vocab_size:,} tokens it drafts")
+    known_modules = {**MODULES, **{f"fc_norm.{at}": f"draft.fc_norm.{at}" for at in range(len(head.layers))}}
     split = ((*short.rpartition("."), name) for short, name in modules.items())
-    stored = {f"{MODULES[module]}.{part}": name for module, _, part, name in split if module in MODULES}
+    stored = {f"{known_modules[module]}.{part}": name for module, _, part, name in split if module in known_modules}
     source = HeadSource(folder.path, *lower_eagle(head, target), head.layers, token_ids_V, checkpoint, stored)
     known = {*stored.values(), *(modules[name] for name in ("d2t", "t2d") if name in modules)}
     check_tensors(source, known, target.vocab_size)
@@ -142,13 +142,13 @@ def read_eagle(config: ConfigReader, num_layers: int, modules: Collection[str]) 
         norm=RmsNorm(layer.number("rms_norm_eps", 1e-6, low=0.0)),
         norm_before_residual=config.flag("norm_before_residual", False),
         norm_before_fc=is_version_3 and config.flag("norm_before_fc", False),
+        fc_norm=is_version_3 and config.flag("fc_norm", False),
         norm_output=is_version_3 and config.flag("norm_output", False),
         fc_bias="fc.bias" in modules,
         own_embedding="embed_tokens.weight" in modules,
         own_head="lm_head.weight" in modules,
     )
-    for key in ONLY_FALSE:
-        config.expect(key, False, None)
+    config.expect("parallel_drafting", False, None)
     for each in filter(None, (config, nested, section)):
         each.ignore(*READ_ELSEWHERE)
         each.finish()

@@ -25,8 +25,9 @@ from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
 from ridgeline.weights.load import StreamedWeights
 
-Started = tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None]
-"""A step that is computed, and where its logits, its tokens and, if they are taken, the times of its parts go."""
+Started = tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None, np.ndarray | None]
+"""A step that is computed, and where its logits, its tokens and, if they are taken, the times of its parts and its taps
+go."""
 
 MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how fast memory is
 
@@ -76,15 +77,15 @@ class NativeExecutable:
         self.parts: Sequence[Part] = compiler.compile(self._native)
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
+        self._taps_width = sum(place.width for place in self._taps)
+        self._tape.keep([place.buffer for place in self._taps])
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         self._weights.release()
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self.parts)
-        self._sample_at = len(self._tape)
         self._logits: list[np.ndarray | None] = [None, None]  # of the last step, and of one before or behind it
         self._started: Started | None = None
         self._following: Started | None = None
-        self._own_taps: list[np.ndarray] | None = None  # of the step that ends, where the next one writes over them
         self._tape.sample(program.vocab_size)
 
     def __del__(self) -> None:
@@ -143,13 +144,11 @@ class NativeExecutable:
             assert features_TW is not None, "this program reads features"
             self._tape.run(step.block, self._room(len(step.logit_rows_R)), 0, 0)  # sizes the buffers
             self._rows(self._features, step)[:] = features_TW
-        return self._run(step, None)
+        return self._run(step, timed=False)[0]
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, Iterable[OpTiming]]:
         """Do as `run` and return how long each group took, from barrier to barrier; the last timing is sampling."""
-        seconds = np.zeros(len(self._tape), dtype=np.float64)
-        output = self._run(step, seconds)
-        return output, self._timings.of(seconds.tolist())
+        return self._run(step, timed=True)
 
     def start(self, step: StepBatch, *, timed: bool = False) -> None:
         """Do as `run` or as `timed` on the pool's other threads, until `finish`."""
@@ -164,9 +163,7 @@ class NativeExecutable:
             return False
         self._logits.reverse()
         self._following = following = self._laid(step, timed)
-        checking = None
-        if self._started is not None and (check is not None or self._taps):
-            checking = partial(self._before_next, check, *self._started[:3])
+        checking = None if check is None or self._started is None else partial(self._check, check, self._started)
         self._tape.follow(step.block, *following[1:], checking)
         return True
 
@@ -176,16 +173,12 @@ class NativeExecutable:
         The last value tells whether the step that follows was started.
         """
         assert self._started is not None, "no step was started"
-        (step, logits, sampled_token_ids, seconds), self._started = self._started, None
+        started, self._started = self._started, None
         following, self._following = self._following, None
-        self._own_taps = None
         highest_slot, goes_on = self._tape.finish()
         if goes_on:
             self._started = following
-        self._warmer.stay_ahead(highest_slot)
-        ops = () if seconds is None else self._timings.of(seconds.tolist())
-        output, self._own_taps = self._output(step, logits, sampled_token_ids), None
-        return output, ops, goes_on
+        return *self._landed(started, highest_slot), goes_on
 
     def chain(
         self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
@@ -196,28 +189,32 @@ class NativeExecutable:
         weights_KDV = np.empty((*token_ids_KD.shape, self._program.vocab_size), dtype=np.float32) if tells else None
         features = None
         if self._features is not None and features_TW is not None:
-            features = (self._features.buffer, self._taps[-1].buffer, features_TW)
+            fold, buffers = ends.fold, (self._features.buffer, self._taps[-1].buffer)
+            assert isinstance(fold, NativeExecutable) and fold._features and fold._result, "it makes features of others"
+            features = (*buffers, fold._tape, fold._features.buffer, fold._result.buffer, features_TW)
         logits, size = self._room(len(step.logit_rows_R)), self._layout.block_size
         of_tokens = (ends.vocab_size, ends.token_ids_V, features, weights_KDV, self._program.vocab_size)
         highest_slot = self._tape.chain(step.block, logits, lengths_D, token_ids_KD, size, *of_tokens)
         self._warmer.stay_ahead(highest_slot)
         return Chained(token_ids_KD, weights_KDV)
 
+    def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
+        self._copy_blocks(step)
+        laid = self._laid(step, timed)
+        return self._landed(laid, self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
+
     def _laid(self, step: StepBatch, timed: bool) -> Started:
         """Return the step with room for its results."""
         sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
         seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
-        return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds
+        taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if self._taps else None
+        return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds, taps_TW
 
-    def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
-        self._copy_blocks(step)
-        logits = self._room(len(step.logit_rows_R))
-        sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        highest_slot = self._tape.run(
-            step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds, step.trials
-        )
+    def _landed(self, started: Started, highest_slot: int) -> tuple[StepOutput, Iterable[OpTiming]]:
+        """Return what a step that was computed has left, and how long its parts took where that was asked."""
         self._warmer.stay_ahead(highest_slot)
-        return self._output(step, logits, sampled_token_ids)
+        seconds = started[3]
+        return self._output(started), () if seconds is None else self._timings.of(seconds.tolist())
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
@@ -228,24 +225,19 @@ class NativeExecutable:
                     for part in self._cache.recurrent[state][0]:
                         part[target] = part[source]
 
-    def _output(self, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> StepOutput:
+    def _output(self, started: Started) -> StepOutput:
+        step, logits, sampled_token_ids, _, taps_TW = started
         if self._store is not None and self._store.is_cut:
             raise WeightsLostError(
                 "the file of packed weights was cut off while it was in use; start again to rebuild it"
             )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        taps = self._own_taps or [self._rows(place, step) for place in self._taps]
         likeliest_DK = self._tape.likeliest() if len(step.sampling.masks_MW) else None
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps)
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps_TW)
 
-    def _before_next(
-        self, check: Check | None, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray
-    ) -> None:
-        """Take out what the step that follows writes over, and let the tokens be checked that it goes on from."""
-        self._own_taps = [self._rows(place, step).copy() for place in self._taps]
-        if check is not None:
-            check(self._output(step, logits, sampled_token_ids))
+    def _check(self, check: Check, started: Started) -> None:
+        check(self._output(started))
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of an earlier step where it has as many rows."""

@@ -99,7 +99,8 @@ class ReferenceExecutable:
 
     def _output(self, values: Mapping[str, Tensor]) -> StepOutput:
         taps = [values[name].float().numpy() for name in self._program.taps]
-        return StepOutput(values[self._program.result].float().numpy(), taps=taps)
+        taps_TW = np.concatenate(taps, axis=1) if taps else None
+        return StepOutput(values[self._program.result].float().numpy(), taps_TW=taps_TW)
 
     def _start(self, step: StepBatch, features_TW: Array | None = None) -> tuple[dict[str, Tensor], "_PagedMemory"]:
         """Return the program's inputs and its keys and values for one step."""

@@ -84,8 +84,11 @@ class Drafter(Protocol):
         """Return how many known tokens are computed before the newest one, at most, where a draft is asked for."""
         ...
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
-        """Take in the target's last step and what now runs; the step's arrays are good until the next one."""
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, taps: Sequence[Vectors]) -> None:
+        """Take in the target's hidden states, side by side, of a step and of those that went on token by token.
+
+        `running` is what now runs; what the first of several steps has of a sequence is one token.
+        """
         ...
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:

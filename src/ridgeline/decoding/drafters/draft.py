@@ -74,7 +74,7 @@ class DraftModel:
         done = resident.num_computed + len(resident.drafted) if resident else 0
         return max(len(self._text(view)) - done - 1, 0)
 
-    def observe(self, running: Sequence[SequenceView], plan: step.StepPlan, result: step.StepResult) -> None:
+    def observe(self, running: Sequence[SequenceView], plan: step.StepPlan, taps: Sequence[step.Vectors]) -> None:
         """Do nothing: the text says it all."""
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
@@ -85,6 +85,9 @@ class DraftModel:
         rows, features_TW = [chain.row for chain in chains], self._features(spans)
         is_whole = self._chain(spans, copies, chains, rows, tables, features_TW)
         if not is_whole:
+            if features_TW is not None:
+                assert self._companion.fold is not None, "a head computes with hidden states"
+                features_TW = self._companion.fold(features_TW)
             self._run(spans, copies, chains, rows, tables, 0, features_TW)
         self._commit(asked, spans)
         if is_whole:
@@ -279,9 +282,9 @@ class DraftModel:
         plan = step.StepPlan(*computed, follows=followed, token_ids=token_ids, features_TW=features_TW)
         result = self._companion.compute(plan)
         ends = np.cumsum([span.num_tokens for span in spans])[[span.num_logit_rows > 0 for span in spans]]
-        for tap_TH in result.taps:
+        if result.taps_TW is not None:
             for chain, end in zip(chains, ends, strict=True):
-                chain.features_1W = tap_TH[end - 1 : end].copy()
+                chain.features_1W = result.taps_TW[end - 1 : end]
         for chain, token in zip(chains, result.samples, strict=True):
             if token.error is None and token.token_id < self._companion.vocab_size:
                 chain.token_ids.append(token.token_id)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import BlockCopy, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import BlockCopy, Span, StepPlan, Vectors
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.decoding.strategy import SequenceView
 
-MAX_WAITING = 512  # hidden states of a sequence that wait until it is drafted for, and at most as many more
+MAX_WAITING = 1024  # hidden states of a sequence that wait until it is drafted for; of more the latest half stays
+MAX_HIDDEN = 8192  # of all sequences
 
 
 def build(companion: Companion) -> "Eagle":
@@ -34,11 +35,19 @@ class _Hidden:
     end: int
     chunks: list[Vectors] = field(default_factory=list[Vectors])
 
+    def drop(self, start: int) -> None:
+        """Forget those before token `start`."""
+        while self.chunks and start - self.first >= len(self.chunks[0]):
+            self.first += len(self.chunks.pop(0))
+        if start > self.first and self.chunks:
+            self.chunks[0] = self.chunks[0][start - self.first :].copy()
+        self.first = start
+
     def rows(self, start: int, end: int) -> Vectors:
         """Return those of tokens `start .. end`, and forget those before."""
-        joined_NW = np.concatenate(self.chunks)[start - self.first :]
-        self.first, self.chunks = start, [joined_NW]
-        return joined_NW[: end - start]
+        self.drop(start)
+        self.chunks = [np.concatenate(self.chunks)]
+        return self.chunks[0][: end - start]
 
 
 class Eagle(DraftModel):
@@ -50,36 +59,34 @@ class Eagle(DraftModel):
         super().__init__(companion)
         self._hidden: dict[int, _Hidden] = {}
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
-        """Take in the hidden states of all tokens that came to stay."""
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, taps: Sequence[Vectors]) -> None:
+        """Take in the hidden states of all tokens that came to stay, also of who waits to be computed again."""
         views = {view.seq_id: view for view in running}
-        at = 0
+        at, later = 0, len(taps) - 1
         for span in plan.spans:
-            rows, view = slice(at, at + span.num_tokens), views.get(span.seq_id)
-            at += span.num_tokens
-            if view is None:
+            rows, at = slice(at, at + span.num_tokens), at + span.num_tokens
+            view, hidden = views.get(span.seq_id), self._hidden.get(span.seq_id)
+            if view is None and (hidden is None or span.num_optional):
                 continue
-            hidden = self._hidden.get(span.seq_id)
             if hidden is None or span.start > hidden.end:  # tokens in between were not seen
-                hidden = self._follow_from(view, span.start)
-            end = min(span.end, view.num_computed)
+                self._release(span.seq_id)
+                hidden = self._hidden[span.seq_id] = _Hidden(span.start, span.start, span.start)
+            end = min(span.end + later, view.num_computed if view is not None else span.end + later)
             if end > hidden.end:
-                way = span.along(view.token_ids[span.start :])[hidden.end - span.start : end - span.start]
-                hidden.chunks.append(np.concatenate([tap_TH[rows][way] for tap_TH in result.taps], axis=1))
+                rows_NW = np.concatenate([taps_TW[rows] for taps_TW in taps])
+                if span.parents and view is not None:
+                    rows_NW = rows_NW[span.along(view.token_ids[span.start :])]
+                hidden.chunks.append(rows_NW[hidden.end - span.start : end - span.start])
                 hidden.end = end
-            if hidden.end - hidden.first > 2 * MAX_WAITING:
-                waiting_NW = hidden.rows(end - MAX_WAITING, end)
-                hidden = self._follow_from(view, end - MAX_WAITING)
-                hidden.end, hidden.chunks = end, [waiting_NW]
+            most = min(MAX_WAITING, MAX_HIDDEN // len(self._hidden))
+            if end - hidden.first > most:
+                self._release(span.seq_id)
+                hidden.drop(end - most // 2)
+                hidden.begin = hidden.first
 
     def forget(self, view: SequenceView) -> None:
         super().forget(view)
         self._hidden.pop(view.seq_id, None)
-
-    def _follow_from(self, view: SequenceView, begin: int) -> _Hidden:
-        self.forget(view)
-        hidden = self._hidden[view.seq_id] = _Hidden(begin, begin, begin)
-        return hidden
 
     def _text(self, view: SequenceView) -> Sequence[int]:
         hidden = self._hidden.get(view.seq_id)
@@ -90,8 +97,7 @@ class Eagle(DraftModel):
         for span in spans:
             hidden = self._hidden[span.seq_id]
             parts.append(hidden.rows(hidden.begin + span.start, hidden.begin + span.end))
-        assert self._companion.fold is not None, "a head computes with hidden states"
-        return self._companion.fold(np.concatenate(parts))
+        return np.concatenate(parts)
 
     def _catch_up(
         self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]

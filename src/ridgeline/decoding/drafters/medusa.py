@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ridgeline.core.step import StepPlan, StepResult, Vectors
+from ridgeline.core.step import StepPlan, Vectors
 from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.strategy import SequenceView
@@ -49,18 +49,17 @@ class Medusa:
     def survival(self, view: SequenceView, num_tokens: int) -> Sequence[float]:
         return [chance for chance, _ in self._likeliest(num_tokens)]
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, taps: Sequence[Vectors]) -> None:
         """Keep the hidden state of each sequence's newest computed token that came to stay."""
         views = {view.seq_id: view for view in running}
-        (tap_TH,) = result.taps
-        at = 0
+        at, shift = 0, len(taps) - 1
         for span in plan.spans:
             at += span.num_tokens
             view = views.get(span.seq_id)
-            if view is not None and span.start < view.num_computed <= span.end:
+            if view is not None and span.start < view.num_computed - shift <= span.end:
                 way = span.along(view.token_ids[span.start :])
-                row = at - span.num_tokens + way[view.num_computed - 1 - span.start]
-                self._hidden[span.seq_id] = view.num_computed, tap_TH[row].copy()
+                row = at - span.num_tokens + way[view.num_computed - shift - 1 - span.start]
+                self._hidden[span.seq_id] = view.num_computed, taps[-1][row].copy()
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         ready = [request for request in asked if self._knows(request.view)]

@@ -109,7 +109,7 @@ class Speculative(Autoregressive):
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
-        if self._model is not None:
+        if self._model is not None and (self._model.is_behind or running is not self._running):
             self._model.take_in(running)
         if self._nap and running is self._running:  # whoever comes or goes ends it
             self._nap, self._num_napped = self._nap - 1, self._num_napped + 1
@@ -175,6 +175,8 @@ class Speculative(Autoregressive):
         unguessed: dict[int, DraftRequest] = {}
         guesses: dict[int, Guess] = {}
         control, count, model = self._control, len(running), self._model
+        if model is not None:
+            model.take_in(running)
         for view in running:
             if not (control is None or self._tries or control.is_worth_asking(view.seq_id, count)):
                 continue

@@ -11,7 +11,7 @@ from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp
 from ridgeline.program.op import FEATURES, LOGIT_ROWS, LOGITS, TOKEN_IDS, Program
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Predictor, RmsNorm
 
 
@@ -20,9 +20,10 @@ class EagleHead:
     """Declares one decoder layer over the embedding of a token and the hidden state before it.
 
     `layers` are those of the model whose inputs it reads, the number of layers standing for the output of the last.
-    Version 3 reads several through one product, `norm_before_fc` behind a norm of them all, and norms what its layer
-    reads; it goes on with its own output, with `norm_output` behind its final norm. Earlier ones read the output of the
-    model's final norm, and have the product over embedding and hidden state. `vocab_size` is that of its logits.
+    Version 3 reads several through one product, `norm_before_fc` behind a norm of them all, `fc_norm` behind one of
+    each, and norms what its layer reads; it goes on with its own output, with `norm_output` behind its final norm.
+    Earlier ones read the output of the model's final norm, and have the product over embedding and hidden state.
+    `vocab_size` is that of its logits.
     """
 
     is_version_3: bool
@@ -34,6 +35,7 @@ class EagleHead:
     norm: RmsNorm
     norm_before_residual: bool
     norm_before_fc: bool
+    fc_norm: bool
     norm_output: bool
     fc_bias: bool
     own_embedding: bool
@@ -125,7 +127,14 @@ def tapped(program: Program, layers: Sequence[int]) -> Program:
 
 def _fold(head: EagleHead, target: DecoderSpec) -> Program:
     b = _builder(target, target.hidden_size, target.vocab_size, len(head.layers) * target.hidden_size)
-    x = b.norm("draft.input_norm", head.norm, FEATURES) if head.norm_before_fc else FEATURES
+    x, size = b.norm("draft.input_norm", head.norm, FEATURES) if head.norm_before_fc else FEATURES, target.hidden_size
+    if head.fc_norm:
+        joined = ""
+        for number in range(len(head.layers)):
+            (part,) = b.emit("slice", f"draft.of_layer.{number}", (x,), (), SliceAttrs(number * size, size))
+            part = b.norm(f"draft.fc_norm.{number}", head.norm, part)
+            joined = b.emit("concat", f"draft.joined.{number}", (joined, part))[0] if joined else part
+        x = joined
     b.linear("draft.fc", x, head.hidden_size, head.fc_bias)
     return b.program()
 
