@@ -132,7 +132,7 @@ def fetched(url: str, kind: type[T], api_key: str | None = None, timeout_s: floa
         with httpx.Client(trust_env=False, timeout=timeout_s) as http:
             response = http.get(url, headers=_headers(api_key))
         if response.is_error:
-            raise ConfigError(f"{url} answers {response.status_code}: {' '.join(response.text.split())[:200]}")
+            raise ConfigError(f"{url} sent {response.status_code}: {' '.join(response.text.split())[:200]}")
         return msgspec.json.decode(response.content, type=kind)
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {url}: {error}; is the server up, and is this its address?") from None
