@@ -161,8 +161,8 @@ def _memory_slow(e: Evidence) -> Sign | None:
     )
 
 
+def _sampling(e: Evidence) -> Sign | None:
     """Take sampling for what it costs: a step that is computed meanwhile has a thread less for as long."""
-    """Where the next step is computed meanwhile, that has a thread less for as long."""
     steps, sample_s = e.recording.steps, np.nan_to_num(e.recording.steps["sample_s"])
     others = (e.config.num_threads or e.setup.num_cores or 1) if e.setup.depth > 1 else 1
     lost_s = float(np.where(steps["span_shift"] > 0, sample_s / others, sample_s).sum())
