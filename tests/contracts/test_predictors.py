@@ -21,6 +21,7 @@ from ridgeline.backends.select import offers
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.engine import companion
+from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import open_model
 from ridgeline.explain.rounds import break_even
 from ridgeline.weights import heads
@@ -127,6 +128,7 @@ def test_another_program_is_seen(family, seed, planted, world, monkeypatch):
 
 @pytest.mark.parametrize(("family", "seed"), FAMILIES)
 def test_hidden_states_without_the_models_final_norm_are_seen(family, seed, world, monkeypatch):
+    monkeypatch.setattr(InlineExecutor, "chain", lambda *given, **more: None)  # step by step, folded by this:
     monkeypatch.setattr(companion, "_folded", lambda executor, hidden_TW: np.array(hidden_TW))
     assert wrong_drafts(*predictor_of(world, family, seed))[0] > 0
 

@@ -192,7 +192,7 @@ def test_traffic_of_the_groups_of_a_layer_by_hand():
 def test_kv_memory_of_published_models():
     assert kv_bytes_per_token(program_of(LLAMA_3_8B), 2) == 131_072
     assert kv_bytes(program_of(LLAMA_2_70B), 4096, 2) == 1_342_177_280
-    assert kv_bytes_per_token(program_of(LLAMA_3_8B), 1) == 65_536 + 2 * 32 * 8 * 4  # scales of int8
+    assert kv_bytes_per_token(program_of(LLAMA_3_8B), 1) == 65_536 + 2 * 32 * 8 * 2  # scales of int8
 
 
 def test_kv_memory_stops_growing_at_the_window():

@@ -142,9 +142,10 @@ def test_a_run_that_was_slower_than_it_should_be_says_so():
     assert "low confidence" in found.sentence
 
 
-def test_the_command_reads_a_journal(tmp_path, capsys):
+def test_the_command_reads_a_journal(tmp_path, capsys, monkeypatch):
     from ridgeline import LLM, SamplingParams
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is calibrated
     path = tmp_path / "journal"
     options = {"num_threads": usable_cores(), "tuning": "default", "max_model_len": 256, "max_num_seqs": 1}
     llm = LLM("python-1m", journal=str(path), **options)
@@ -164,7 +165,8 @@ def test_the_command_reads_a_journal(tmp_path, capsys):
     assert "<table>" in explain.doctor(path)._repr_html_()
 
 
-def test_the_command_tries_a_model(monkeypatch, capsys):
+def test_the_command_tries_a_model(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the machine is measured
     monkeypatch.setattr("ridgeline.cli.doctor.SELF_TEST_S", 0.2)
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "--model", "python-1m", "--json"])

@@ -350,6 +350,7 @@ def test_a_priced_step_has_the_limit_the_prediction_and_the_measurement(engine: 
     seen = []
     monkeypatch.setattr(priced, "PERIOD_S", 0.0)
     monkeypatch.setattr(priced, "load", lambda machine: priced_hardware(machine))
+    monkeypatch.setattr(priced, "load_calibration", lambda machine, num_threads: None)
     real = loop.journal.step
 
     def step(*args) -> None:

@@ -99,7 +99,7 @@ def test_the_command_asks_a_server(
         main(["doctor", "--url", server.url])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "answers 401" in line
+    assert "sent 401" in line
 
 
 def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Path) -> None:
