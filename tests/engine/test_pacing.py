@@ -142,12 +142,12 @@ def test_a_decode_never_waits_longer_than_the_bound(arrivals, base_s, row_share,
 
 
 def test_a_bound_that_is_a_multiple_costs_prompts_no_more_steps_than_it_must():
-    """A machine of which 40 tokens of a prompt take as long as a decode: 80 beside one at a ratio of 3."""
+    """A machine of which 40 tokens of a prompt take as long as a decode: 68 beside one, a tenth below a ratio of 3."""
     layout, clock = make_layout((3000,)), Clock()
     machine = Machine(layout, clock, 0.040, 0.0, 0.001)
     serve(machine, clock, layout, [(0, 20, 60), (20, 900, 5)], 3.0)
     chunks = [num_prompt for num_prompt, num_others, _ in machine.steps[20:] if num_prompt and num_others]
-    assert chunks[2:-1] == [pytest.approx(80, abs=2)] * len(chunks[2:-1]) and 10 <= len(chunks) <= 13
+    assert chunks[2:-1] == [pytest.approx(68, abs=2)] * len(chunks[2:-1]) and 12 <= len(chunks) <= 15
 
 
 def test_without_decodes_a_prompt_has_the_whole_budget():
@@ -185,4 +185,4 @@ def test_a_first_measurement_that_was_far_off_lengthens_no_chunk():
     machine = Cold(layout, clock, 0.040, 0.0, 0.001)
     serve(machine, clock, layout, [(0, 5, 400), *[(2, 900, 1)] * 8], 3.0)
     chunks = [num_prompt for num_prompt, num_others, _ in machine.steps if num_prompt and num_others]
-    assert 70 < max(chunks) <= 82
+    assert 60 < max(chunks) <= 70

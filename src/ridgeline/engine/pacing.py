@@ -13,7 +13,8 @@ from ridgeline.engine.request import Sequence
 
 MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
 RECENT = 40  # steps in an estimate
-LESS, MORE, LEAST = 0.8, 1.001, 0.25  # of a chunk, after a step over the bound and one within: 0.5 % are over it then
+LESS, MORE, LEAST = 0.8, 1.001, 0.25  # of a chunk, after a step over the aim and one within: 0.5 % are over it then
+AIM = 0.9  # of the bound: what is around a step is a part of the time between tokens
 FIRST_CHUNK_TOKENS = 64  # of prompts, before it is known what one adds
 MAX_UNMEASURED = 24  # steps with prompts in a row, before one is planned that only decodes
 
@@ -44,7 +45,7 @@ class Pacing:
         decode_s = self._decoding_s(len(running).bit_length())
         if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:
             return min(limit, len(running))
-        left_s = (self._bound_s(decode_s) - decode_s) * self._share
+        left_s = (self._aim_s(decode_s) - decode_s) * self._share
         token_s = self._prompt_token_s()
         if token_s == 0:
             return limit
@@ -68,7 +69,7 @@ class Pacing:
         if num_prompt >= MIN_CHUNK_TOKENS:  # what fewer add is mostly noise
             self._mixed.append((num_prompt, num_others, seconds))
             if num_others and (decode_s := self._decoding_s(num_others.bit_length())) is not None:
-                is_over = seconds > self._bound_s(decode_s)
+                is_over = seconds > self._aim_s(decode_s)
                 self._share = max(self._share * LESS, LEAST) if is_over else min(self._share * MORE, 1.0)
 
     def _prompt_token_s(self) -> float:
@@ -79,8 +80,8 @@ class Pacing:
         )
         return known_s[len(known_s) // 2]
 
-    def _bound_s(self, decode_s: float) -> float:
-        return min(self._max_s, self._max_ratio * decode_s)
+    def _aim_s(self, decode_s: float) -> float:
+        return AIM * min(self._max_s, self._max_ratio * decode_s)
 
     def _decoding_s(self, size: int) -> float | None:
         """Return the least seconds of recent steps that only decode: those of prompts that come hold up many at once.
