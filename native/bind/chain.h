@@ -19,7 +19,8 @@ template <class Builder>
 int64_t chain(Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
               const Array<const int64_t, 1>& lengths, const Array<int64_t, 2>& tokens, int64_t block_size,
               int64_t vocab_size, const std::optional<Array<const int64_t, 1>>& token_ids,
-              const std::optional<Features<Builder>>& features, const std::optional<Array<float, 3>>& told, int64_t own_vocab) {
+              const std::optional<Features<Builder>>& features, const std::optional<Array<float, 3>>& told,
+              int64_t own_vocab) {
   return self.compute(block, logits, [&](Tape& tape, const Step& step) {
     const size_t count = lengths.shape(0);
     require(count > 0 && (int64_t)count == step.num_sample_rows, "one length per row to sample is needed");

@@ -20,6 +20,8 @@
 #include "bind/latent.h"
 #include "bind/matrix.h"
 #include "bind/recurrent.h"
+#include "bind/retained.h"
+#include "bind/started.h"
 #include "bind/step.h"
 #include "runtime/isa.h"
 #include "runtime/lora.h"
@@ -32,9 +34,6 @@ namespace ridgeline {
 namespace {
 
 constexpr int64_t kPending = -1;  // PENDING of core/step.py
-
-using Retained = Array<float, 2>;  // [T, widths of the buffers that are retained, side by side]
-using Trials = std::pair<Array<const int64_t, 2>, Array<const float, 2>>;
 
 template <class T>
 T* pointer(uintptr_t address) {
@@ -140,12 +139,7 @@ class TapeBuilder {
     tape_.add(std::make_unique<Sample>(vocab_size));
   }
 
-  void keep(const std::vector<int>& buffers) {
-    for (const int buffer : buffers) {
-      require(at(buffer)->rows == Rows::tokens, "rows that are retained are those of tokens");
-      retained_.push_back(at(buffer));
-    }
-  }
+  void retain(int buffer) { retained_.add(at(buffer)); }
 
   int64_t allocated_bytes() const { return tape_.allocated_bytes(); }
 
@@ -179,7 +173,7 @@ class TapeBuilder {
   // Returns the highest slot of the cache that the step writes, or 0.
   int64_t run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
               std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds,
-              const std::optional<Retained>& retained, const std::optional<Trials>& trials) {
+              const Retained::Place& retained, const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     following_.reset();
@@ -191,7 +185,7 @@ class TapeBuilder {
   }
 
   void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-             std::optional<Array<double, 1>> seconds, const std::optional<Retained>& retained,
+             std::optional<Array<double, 1>> seconds, const Retained::Place& retained,
              const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     following_.reset();
@@ -204,12 +198,12 @@ class TapeBuilder {
   }
 
   void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-              std::optional<Array<double, 1>> seconds, const std::optional<Retained>& retained,
+              std::optional<Array<double, 1>> seconds, const Retained::Place& retained,
               std::optional<nb::callable> check) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    const Array<const int64_t, 1> words(block);
-    following_.emplace(Following{{words, logits, sampled, seconds, retained, {}}, block.data(), check});
+    const Started step{Array<const int64_t, 1>(block), logits, sampled, seconds, retained, {}};
+    following_.emplace(Following{step, block.data(), check});
   }
 
   // Returns what `run` does, of the step that was started, and whether the one that follows it was.
@@ -236,22 +230,6 @@ class TapeBuilder {
   }
 
  private:
-  // What a step that was started reads and writes.
-  struct Started {
-    Array<const int64_t, 1> block;
-    Array<float, 2> logits;
-    Array<int64_t, 1> sampled;
-    std::optional<Array<double, 1>> seconds;
-    std::optional<Retained> retained;
-    std::optional<Trials> trials;
-  };
-  // One that goes on from its tokens, which are written into its block once `check` has looked at them.
-  struct Following {
-    Started step;
-    int64_t* block;
-    std::optional<nb::callable> check;
-  };
-
   std::unique_lock<std::mutex> take_turn() {
     require(runs_, "a tape without a pool can be measured, and not run");
     std::unique_lock turn(running_, std::try_to_lock);
@@ -262,29 +240,20 @@ class TapeBuilder {
   // Makes the step of these arguments the one that is run; returns where its times go.
   double* read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
                const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds,
-               const std::optional<Retained>& retained, const std::optional<Trials>& trials = {}) {
+               const Retained::Place& retained, const std::optional<Trials>& trials = {}) {
     step_ = &reader_.read(block, sampled.has_value());
     require(!sampled || (int64_t)sampled->shape(0) == step_->num_sample_rows, "one place per row to sample is needed");
     require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
     require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
-    require(!retained || ((int64_t)retained->shape(0) == step_->num_tokens && (int64_t)retained->shape(1) == retained_width()),
-            "what is retained is a row for each token");
+    retained_.check(retained, step_->num_tokens);
     if (trials) reader_.verify(trials->first, trials->second);
     step_->logits = logits.data();
     step_->logits_stride = (int64_t)logits.shape(1);
     return seconds ? seconds->data() : nullptr;
   }
 
-  int64_t retained_width() const {
-    int64_t width = 0;
-    for (const Buffer* buffer : retained_) width += buffer->width;
-    return width;
-  }
-
-  int64_t results(const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Retained>& retained) const {
-    float* to = retained ? retained->data() : nullptr;
-    for (int64_t t = 0; retained && t < step_->num_tokens; t++)
-      for (const Buffer* buffer : retained_) to = std::copy_n(buffer->row(t), buffer->width, to);
+  int64_t results(const std::optional<Array<int64_t, 1>>& sampled, const Retained::Place& retained) const {
+    retained_.write(retained, step_->num_tokens);
     if (sampled)
       for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
     return step_->highest_slot();
@@ -353,7 +322,7 @@ class TapeBuilder {
   Tape tape_;
   bool runs_;
   std::vector<Buffer*> buffers_;
-  std::vector<const Buffer*> retained_;
+  Retained retained_;
   StepReader reader_;
   Step* step_ = nullptr;  // the last that was read
   std::optional<Started> started_;
@@ -391,7 +360,7 @@ void bind_runtime(nb::module_& module) {
       .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
-      .def("keep", &TapeBuilder::keep, "buffers"_a, "Has steps that get a place for them leave the rows of these there.")
+      .def("retain", &TapeBuilder::retain, "buffer"_a, "Has steps leave its rows behind those of others, where they get a place.")
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
            "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "retained"_a.none() = nb::none(),
            "trials"_a.none() = nb::none(), "Returns the highest slot written, or 0.")

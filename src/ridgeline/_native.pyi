@@ -292,8 +292,10 @@ class Tape:
 
     def sample(self, vocab_size: int) -> None: ...
 
-    def keep(self, buffers: Sequence[int]) -> None:
-        """Has steps that get a place for them leave the rows of these there."""
+    def retain(self, buffer: int) -> None:
+        """
+        Has steps leave its rows behind those of others, where they get a place.
+        """
 
     def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, retained: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None, trials: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None) -> int:
         """Returns the highest slot written, or 0."""

@@ -27,7 +27,8 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
       [&](int r, int p, auto sum) {
         if constexpr (Kind::kScaled)
           store(to + r * kTileTokens + p * kLanes,
-                __builtin_convertvector(sum, Floats) * bf16_low(load_shorts(tile.key_scales[group + p / kParts] + p % kParts * kLanes)));
+                __builtin_convertvector(sum, Floats) *
+                    bf16_low(load_shorts(tile.key_scales[group + p / kParts] + p % kParts * kLanes)));
         else
           store(to + r * kTileTokens + p * kLanes, sum);
       });
@@ -60,7 +61,8 @@ static void accumulate_values(const Attention& a, AttentionRows& rows, const Til
         float* to = outputs + r * a.shape.value_dims + p * kLanes;
         if constexpr (Kind::kScaled) {
           const Floats before = load<Floats>(to) * rows.rescale[first + r];
-          store(to, fma(__builtin_convertvector(sum, Floats), splat(rows.weight_scale[first + r] * (kIsFine<Kind> ? 0.5f : 1.0f)), before));
+          const float scale = rows.weight_scale[first + r] * (kIsFine<Kind> ? 0.5f : 1.0f);
+          store(to, fma(__builtin_convertvector(sum, Floats), splat(scale), before));
         } else {
           store(to, sum);
         }

@@ -62,7 +62,8 @@ RL_INLINE KvShape kv_shape(const KvLayout& layout) {
   shape.key_bits = bits_of(layout.kind, true), shape.value_bits = bits_of(layout.kind, false);
   shape.fine_panels = layout.kind == KvKind::int4 ? shape.value_dims / kGroup / 2 : 0;
   const int64_t scale_bytes = has_scales(layout.kind) ? round_up(shape.tokens * 2, kStepBytes) : 0;
-  const int64_t key_bytes = shape.tokens * shape.dims * shape.key_bits / 8, coarse = shape.value_dims - shape.fine_panels * kGroup;
+  const int64_t key_bytes = shape.tokens * shape.dims * shape.key_bits / 8;
+  const int64_t coarse = shape.value_dims - shape.fine_panels * kGroup;
   const int64_t value_bytes = shape.fine_bytes() + shape.tokens * coarse * shape.value_bits / 8;
   shape.keys = {key_bytes, key_bytes + scale_bytes};
   if (!layout.values_in_keys) shape.values = {value_bytes, value_bytes + scale_bytes};
@@ -137,7 +138,8 @@ RL_INLINE float token_scale(KvKind kind, bool of_keys, const float* x, int64_t w
     rest += x[d] * 0.0f;
   }
   const float extreme = -low > top ? low : top, magnitude = __builtin_fabsf(extreme);
-  return (kind == KvKind::int4 ? extreme / (float)-zero_of(of_keys) : magnitude / (kind == KvKind::int8 ? 127.0f : 448.0f)) + rest;
+  const float level = kind == KvKind::int8 ? 127.0f : 448.0f;  // the highest
+  return (kind == KvKind::int4 ? extreme / (float)-zero_of(of_keys) : magnitude / level) + rest;
 }
 
 // x / scale to the nearest integer, ties to even, within -low and `top`, as an unsigned number around `low`'s zero.

@@ -268,9 +268,9 @@ class StepPlan(NamedTuple):
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
-    follows: int = (
-        0  # the step before, where rows too are sampled as there and nothing is copied; 0: it is not promised
-    )
+    # The step before, where rows too are sampled as there, nothing is copied, and `tables` are the same tuple unless
+    # one has changed or a token begins a block; 0: it is not promised.
+    follows: int = 0
     token_ids: Sequence[int] = ()  # of the spans, where it is the step before with every span, of one token, one on
     features_TW: Vectors | None = None  # hidden states of another model that the program reads
 

@@ -161,8 +161,7 @@ class DecodeRun:
     def _tables(self, indices: Iterable[int], *, anew: bool) -> tuple[tuple[BlockTable, ...], ...]:
         """Return the tables [group][span] of the last plan with those of some sequences looked up.
 
-        `anew`: in another tuple in any case. A block that a token begins may have been there, for a draft, and who
-        goes on from the last plan finds its slots by that.
+        `anew`: in another tuple in any case, as `StepPlan.follows` has it.
         """
         last = self._last.tables
         found = [(index, self._cache.tables(self.seqs[index].seq_id)) for index in indices]

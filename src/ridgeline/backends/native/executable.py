@@ -78,7 +78,8 @@ class NativeExecutable:
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
         self._taps_width = sum(place.width for place in self._taps)
-        self._tape.keep([place.buffer for place in self._taps])
+        for place in self._taps:
+            self._tape.retain(place.buffer)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         self._weights.release()
         self._logits_width = logits_width(program)
