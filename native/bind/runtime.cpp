@@ -215,12 +215,6 @@ class TapeBuilder {
     return {highest, started_.has_value()};
   }
 
-  // The tokens of the largest logits of the rows to sample of the last step, [rows, kLikeliest]: good until the next is read.
-  nb::ndarray<nb::numpy, const int64_t, nb::ndim<2>> likeliest() const {
-    const size_t shape[2] = {reader_.likeliest().size() / kLikeliest, (size_t)kLikeliest};
-    return {reader_.likeliest().data(), 2, shape, nb::handle()};
-  }
-
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
   nb::ndarray<nb::numpy, float, nb::ndim<2>> view(int buffer, int64_t rows) {
     Buffer* b = at(buffer);
@@ -373,8 +367,6 @@ void bind_runtime(nb::module_& module) {
            "which must not raise, may have changed.")
       .def("finish", &TapeBuilder::finish,
            "Finishes the step that was started; returns what `run` does, and whether one that follows was started.")
-      .def("likeliest", &TapeBuilder::likeliest, nb::rv_policy::reference_internal,
-           "The tokens of the largest logits of the last step's rows to sample, where a greedy one's mask allows all; else -1.")
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

@@ -33,6 +33,34 @@ struct AlignedDelete {
   void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(64)); }
 };
 
+using Scratch = std::unique_ptr<void, AlignedDelete>;
+
+Scratch scratch_of(const SampleKernels& kernels, int64_t vocab_size) {
+  return Scratch(::operator new((size_t)kernels.scratch_bytes(vocab_size), std::align_val_t(64)));
+}
+
+// Lists the tokens of a row's largest logits, in memory of its own.
+class Likeliest {
+ public:
+  Likeliest(const std::string& level, int64_t vocab_size)
+      : kernels_(kernels_of(level).sample), vocab_size_(vocab_size), scratch_(scratch_of(kernels_, vocab_size)) {
+    require(vocab_size > 0 && vocab_size <= kMaxSampledVocab, "so many tokens are not sampled from");
+  }
+
+  std::vector<int64_t> of(const Column<float>& logits) {
+    require((int64_t)logits.size() == vocab_size_, "a row has one logit for each token");
+    std::vector<int64_t> ids((size_t)kLikeliest);
+    const bool lists = vocab_size_ > kLikeliest;
+    if (!lists || !kernels_.likeliest(logits.data(), vocab_size_, ids.data(), scratch_.get())) ids.clear();
+    return ids;
+  }
+
+ private:
+  const SampleKernels& kernels_;
+  int64_t vocab_size_;
+  Scratch scratch_;
+};
+
 std::vector<int64_t> sample(const std::string& level, const Logits& logits, const Column<int64_t>& logit_row,
                             const Column<float>& temperature, const Column<int32_t>& top_k,
                             const Column<double>& top_p, const Column<double>& min_p, const Column<uint64_t>& seed,
@@ -54,8 +82,7 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
   if (vocab_size < 1 || vocab_size > kMaxSampledVocab)
     throw std::invalid_argument("a row to sample from has 1 to " + std::to_string(kMaxSampledVocab) + " logits, got " +
                                 std::to_string(vocab_size));
-  const std::unique_ptr<void, AlignedDelete> scratch(
-      ::operator new((size_t)kernels.scratch_bytes(vocab_size), std::align_val_t(64)));
+  const Scratch scratch = scratch_of(kernels, vocab_size);
   std::vector<SampleRow> rows;
   for (size_t i = 0; i < num_rows; i++) {
     const int64_t r = logit_row.data()[i];
@@ -89,6 +116,10 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
 }  // namespace
 
 void bind_sample(nb::module_& module) {
+  nb::class_<Likeliest>(module, "Likeliest")
+      .def(nb::init<const std::string&, int64_t>(), "level"_a, "vocab_size"_a)
+      .def("of", &Likeliest::of, "logits"_a.noconvert(),
+           "The tokens of a row's largest float32 logits, by logit and then by id; none where not all are finite, or so few.");
   module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
              "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
              "seed"_a.noconvert(), "num_output"_a.noconvert(), "masks"_a.noconvert() = nb::none(),

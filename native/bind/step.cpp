@@ -37,8 +37,7 @@ struct TemperatureAndTopK {
   int32_t top_k;
 };
 
-void read_sample_rows(Words& words, const int64_t* header, int64_t num_rows, std::vector<SampleRow>* rows,
-                      std::vector<int64_t>* likeliest) {
+void read_sample_rows(Words& words, const int64_t* header, int64_t num_rows, std::vector<SampleRow>* rows) {
   const int64_t count = header[4], num_masks = header[8], mask_words = header[9];
   const int64_t* logit_row = words.take(count);
   const auto* pairs = words.take_as<TemperatureAndTopK>(count);
@@ -66,11 +65,6 @@ void read_sample_rows(Words& words, const int64_t* header, int64_t num_rows, std
     if (mask_row[i] < 0) continue;
     row.mask = masks + mask_row[i] * mask_words;
     row.mask_words = mask_words;
-  }
-  likeliest->assign((size_t)(count * kLikeliest), -1);
-  for (int64_t i = 0; i < count; i++) {
-    SampleRow& row = (*rows)[(size_t)i];
-    if (row.mask && !(row.temperature > 0)) row.likeliest = likeliest->data() + i * kLikeliest;
   }
 }
 
@@ -132,7 +126,7 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   }
   for (int column = 0; column < 3; column++) words.take(num_copies);  // made before the tape runs
   sample_rows_.clear();
-  read_sample_rows(words, header, step_.num_rows, samples ? &sample_rows_ : nullptr, &likeliest_);
+  read_sample_rows(words, header, step_.num_rows, samples ? &sample_rows_ : nullptr);
   step_.echo_rows = words.take(step_.num_echoes);
   for (int64_t e = 0; e < step_.num_echoes; e++)
     require(step_.echo_rows[e] >= (e ? step_.echo_rows[e - 1] : 0) && step_.echo_rows[e] < step_.num_tokens,

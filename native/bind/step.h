@@ -22,14 +22,11 @@ class StepReader {
   // Makes drafted tokens of rows to sample, as ridgeline.backends.step.Trials has them; they point into `weights`.
   void verify(const Array<const int64_t, 2>& rows, const Array<const float, 2>& weights);
   const std::vector<SampleRow>& sample_rows() const { return sample_rows_; }
-  // What greedy ones tell beside their tokens: kLikeliest for each row.
-  const std::vector<int64_t>& likeliest() const { return likeliest_; }
 
  private:
   Step step_{};
   std::vector<SampleRow> sample_rows_;
   std::vector<Trial> trials_;
-  std::vector<int64_t> likeliest_;
 };
 
 }  // namespace ridgeline

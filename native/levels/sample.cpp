@@ -4,6 +4,6 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-void fill_sample(SampleKernels& kernels) { kernels = {sample, sample_scratch_bytes, sample_share, verify}; }
+void fill_sample(SampleKernels& kernels) { kernels = {sample, sample_scratch_bytes, sample_share, likeliest, verify}; }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

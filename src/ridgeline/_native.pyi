@@ -118,6 +118,14 @@ class Rows:
 
     def softcap(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], cap: float) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]: ...
 
+class Likeliest:
+    def __init__(self, level: str, vocab_size: int) -> None: ...
+
+    def of(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[int]:
+        """
+        The tokens of a row's largest float32 logits, by logit and then by id; none where not all are finite, or so few.
+        """
+
 def sample(level: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], min_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, trials: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, trial_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, told: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> list[int]:
     """
     Tokens sampled from rows of float32 logits [R, V] with the columns of backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite. Drafted tokens are verified as backends.step.Trials has them; `told` [rows, V] gets what the other rows are sampled from.
@@ -313,11 +321,6 @@ class Tape:
     def finish(self) -> tuple[int, bool]:
         """
         Finishes the step that was started; returns what `run` does, and whether one that follows was started.
-        """
-
-    def likeliest(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), writable=False)]:
-        """
-        The tokens of the largest logits of the last step's rows to sample, where a greedy one's mask allows all; else -1.
         """
 
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...

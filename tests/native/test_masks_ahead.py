@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
-from ridgeline.decoding.checking import checked_token
+from ridgeline.decoding.checking import other_token
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.text.grammar import GrammarState
 
@@ -179,7 +179,9 @@ def test_what_is_checked_is_what_a_mask_says_at_every_token(engines):
                 assert not any(map(state.accept, known))
                 state.prepare()
                 expected = token_id if allowed_V[token_id] else np.where(allowed_V, logits_V, -np.inf).argmax()
-                assert checked_token(state, int(token_id), logits_V) == expected
+                fits_V = np.unpackbits(state.allowed.view(np.uint8), bitorder="little").astype(bool)
+                sampled = int(np.where(fits_V, logits_V, -np.inf).argmax())
+                assert (sampled if state.allows(sampled) else other_token(state, logits_V)) == expected
             known.append(int(rng.choice(inside)))
             if masked.accept(known[-1]):
                 break
@@ -191,6 +193,7 @@ def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the
     state, error = grammar.start(guesses=True), RequestError("the grammar gave up, make it simpler: too big")
     monkeypatch.setattr(state, "mask", lambda: (_ for _ in ()).throw(error))
     state.prepare()
-    assert state.first_allowed([5]) == 5
+    forbidden = next(token_id for token_id in range(300) if not state.allows(token_id))
+    assert state.first_allowed([forbidden]) is not None
     with pytest.raises(RequestError, match="too big"):
-        state.accept(5)
+        state.accept(forbidden)

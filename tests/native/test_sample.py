@@ -377,3 +377,21 @@ def test_threads_that_share_a_row_see_a_bad_logit(bad):
     if bad == -INF:
         x_RV[:] = bad
     assert tape_tokens(LEVELS[-1], 2, x_RV, [make_row()]) == [-1]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_likeliest_tokens_are_those_of_the_largest_logits_in_their_order(level):
+    """Ties go to the lower token; rows that are not finite, or hardly longer than the list, have none."""
+    rng = np.random.default_rng(5)
+    for vocab_size in (17, 100, 4096, 50_001):
+        for values in (rng.standard_normal(vocab_size), rng.integers(-2, 3, vocab_size), np.zeros(vocab_size)):
+            x_V = values.astype(np.float32)
+            listing = _native.Likeliest(level, vocab_size)
+            assert listing.of(x_V) == np.argsort(-x_V, kind="stable")[:16].tolist()
+            x_V[vocab_size // 2] = NAN
+            assert listing.of(x_V) == []
+    assert _native.Likeliest(level, 16).of(np.arange(16, dtype=np.float32)) == []
+    with pytest.raises(ValueError, match="one logit for each token"):
+        _native.Likeliest(level, 100).of(np.zeros(99, dtype=np.float32))
+    with pytest.raises(ValueError, match="so many tokens"):
+        _native.Likeliest(level, MAX_SAMPLED_VOCAB + 1)

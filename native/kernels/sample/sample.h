@@ -105,10 +105,10 @@ struct Look {
   bool draws;
 };
 
-// Writes the tokens of the largest logits, by logit and then by id; returns the first, or -1.
-static inline int64_t list_likeliest(const SampleRow& row, const float* logits, int64_t vocab_size,
-                                     const SampleScratch& scratch) {
-  if (!scan_row(logits, vocab_size, scratch.z).finite) return -1;
+// Writes the tokens of the largest of more than kLikeliest logits, by logit and then by id; returns whether all are finite.
+static inline bool likeliest(const float* logits, int64_t vocab_size, int64_t* ids, void* scratch_memory) {
+  const SampleScratch scratch(scratch_memory, vocab_size);
+  if (!scan_row(logits, vocab_size, scratch.z).finite) return false;
   take_top_k(logits, vocab_size, kLikeliest, scratch);
   for (int64_t i = 1; i < kLikeliest; i++) {  // they are in order of id
     const float z = scratch.z[i];
@@ -121,23 +121,19 @@ static inline int64_t list_likeliest(const SampleRow& row, const float* logits, 
     scratch.z[at] = z;
     scratch.ids[at] = id;
   }
-  for (int64_t i = 0; i < kLikeliest; i++) row.likeliest[i] = scratch.ids[i];
-  return row.likeliest[0];
+  for (int64_t i = 0; i < kLikeliest; i++) ids[i] = scratch.ids[i];
+  return true;
 }
 
 static inline Look look(const SampleRow& row, const float* logits, int64_t vocab_size, const SampleScratch& scratch) {
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
   Look found{logits, -1, {row.temperature, 0.0f, -kInfinity}, narrow, false};
-  if (row.likeliest && vocab_size > kLikeliest && allows_all(row.mask, row.mask_words, vocab_size)) {
-    found.token = list_likeliest(row, logits, vocab_size, scratch);
-    return found;
-  }
-  if (row.mask && !(row.temperature > 0)) {
+  if (row.mask && !(row.temperature > 0) && !allows_all(row.mask, row.mask_words, vocab_size)) {
     const Scan scan = scan_allowed(logits, vocab_size, row.mask, row.mask_words);
     if (scan.finite) found.token = scan.at;
     return found;
   }
-  if (row.mask) {
+  if (row.mask && row.temperature > 0) {
     if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return found;
     found.logits = scratch.allowed;
   }

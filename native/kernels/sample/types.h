@@ -17,7 +17,7 @@ struct Trial {
   int64_t block;
 };
 
-// The tokens of the largest logits that a greedy row tells beside the first.
+// How many tokens of the largest logits a row tells where it is asked.
 inline constexpr int64_t kLikeliest = 16;
 
 // Options of one row. `token` is the decision, -1 where the logits are not finite: NaN or +inf anywhere, or nothing
@@ -35,7 +35,6 @@ struct SampleRow {
   int64_t mask_words = 0;          // tokens past the last word are not allowed
   const Trial* trial = nullptr;    // null: the token is sampled
   float* told = nullptr;           // [V] gets what the token is sampled from; null: nobody asks
-  int64_t* likeliest = nullptr;    // [kLikeliest] gets the largest logits' tokens, in order, where a mask allows all
 };
 
 // The workers that decide a row together; all wait at the barrier.

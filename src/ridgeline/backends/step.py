@@ -209,6 +209,9 @@ def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetada
     )
 
 
+Likeliest = Callable[[Array], Sequence[int]]  # lists the tokens of a row's largest logits, in order
+
+
 class StepOutput(NamedTuple):
     """The values that a step has computed. The logits are good until the executable's next step.
 
@@ -218,7 +221,7 @@ class StepOutput(NamedTuple):
 
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
     sampled_token_ids: IntArray | None = None
-    likeliest_DK: IntArray | None = None  # of greedy rows whose masks allow all, the tokens of the largest logits
+    likeliest: Likeliest | None = None
     taps_TW: Array | None = None  # the program's, float32, side by side
 
 

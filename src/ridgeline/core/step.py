@@ -166,8 +166,12 @@ class Checker(Protocol):
 
     allowed: Mask
 
+    def allows(self, token_id: int) -> bool:
+        """Tell whether a token may follow; True where `allowed` is the mask."""
+        ...
+
     def first_allowed(self, likeliest: Iterable[int]) -> int | None:
-        """Return the first of the tokens that is allowed; None where none is: `allowed` is the mask then."""
+        """Return the first of the tokens that may; None where none may: `allowed` is the mask then."""
         ...
 
 

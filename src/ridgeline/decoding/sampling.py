@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, device
 from ridgeline.backends.step import SamplingMetadata, StepOutput, Trials
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import NO_TOKEN, Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
-from ridgeline.decoding.checking import Checked, checked_token
+from ridgeline.decoding.checking import Checked, other_token
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
@@ -142,8 +142,9 @@ class Sampler:
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
         for i in pending:
-            if (checker := rows[i].checker) is not None:
-                token_ids[i] = checked_token(checker, token_ids[i], np.asarray(output.logits_RV[rows[i].row]))
+            checker, token_id = rows[i].checker, token_ids[i]
+            if checker is not None and token_id != NO_TOKEN and not checker.allows(token_id):
+                token_ids[i] = other_token(checker, np.asarray(output.logits_RV[rows[i].row]))
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         decided = enumerate(zip(rows, token_ids))
         sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,32 +51,38 @@ class GrammarState:
         self.allowed: Mask = np.zeros(-(-vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
         self._address = self.allowed.ctypes.data
         self._is_current = False
+        self._looks = self._is_open = False  # at tokens, as `allowed` is not the mask; `allowed` allows all
 
     def prepare(self) -> None:
-        """Write `allowed`: `mask`, or that all tokens are, where `first_allowed` will look at those sampled."""
-        if self.guesses and not self._num_masked and not self._is_current:
-            self.allowed.fill(_ALL)
-        else:
+        """Write `allowed`: `mask`, or that all tokens are, where `allows` will look at the one that is sampled."""
+        # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
+        may_look = self.guesses and not self._num_masked and not self._is_current
+        self._looks = may_look and not self._matcher.compute_ff_tokens()
+        if not self._looks:
             self.mask()
+        elif not self._is_open:
+            self.allowed.fill(_ALL)
+            self._is_open = True
+
+    def allows(self, token_id: int) -> bool:
+        """Tell whether a token may follow, behind `prepare`; True where `allowed` is the mask."""
+        if not self._looks:
+            return True
+        if is_allowed := self._matcher.validate_tokens([token_id]) > 0:
+            self._num_missed = 0
+        return is_allowed
 
     def first_allowed(self, likeliest: Iterable[int]) -> int | None:
-        """Return the first of the tokens that may follow, behind `prepare`; None where none may: see `Checker`."""
-        tokens = iter(likeliest)
-        token_id = next(tokens)
-        if not self.guesses or self._is_current:
-            return token_id
+        """Return the first of the tokens that may follow, behind `allows`; None where none may: see `Checker`."""
         try:
-            # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
-            if not self._matcher.compute_ff_tokens():
-                for each in chain((token_id,), tokens):
-                    if self._matcher.validate_tokens([each]):
-                        self._require_sound()
-                        self._num_missed = 0
-                        return each
+            for each in likeliest:
+                if self._matcher.validate_tokens([each]):
+                    self._num_missed = 0
+                    return each
             self.mask()
         except Exception as error:  # for `accept` to raise: here, it would end the whole step
             self._error = error
-            return token_id
+            return 0
         self._num_missed += 1
         self._num_masked = min(1 << self._num_missed, MAX_MASKED)
         return None
@@ -85,6 +90,7 @@ class GrammarState:
     def mask(self) -> Mask:
         """Return `allowed`, written anew: which tokens may follow the known ones. Raises RequestError."""
         if not self._is_current:
+            self._is_open = False
             self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             self._require_sound()
             self._is_current = True

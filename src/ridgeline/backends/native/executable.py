@@ -88,6 +88,7 @@ class NativeExecutable:
         self._started: Started | None = None
         self._following: Started | None = None
         self._tape.sample(program.vocab_size)
+        self._likeliest = _native.Likeliest(settings.level, program.vocab_size).of
 
     def __del__(self) -> None:
         """End a step that was started, while there still is what it reads and writes."""
@@ -234,8 +235,7 @@ class NativeExecutable:
             )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        likeliest_DK = self._tape.likeliest() if len(step.sampling.masks_MW) else None
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest_DK, taps_TW)
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, self._likeliest, taps_TW)
 
     def _check(self, check: Check, started: Started) -> None:
         check(self._output(started))
