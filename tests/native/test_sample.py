@@ -381,17 +381,20 @@ def test_threads_that_share_a_row_see_a_bad_logit(bad):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_likeliest_tokens_are_those_of_the_largest_logits_in_their_order(level):
-    """Ties go to the lower token; rows that are not finite, or hardly longer than the list, have none."""
+    """Ties go to the lower token; rows that are not finite, or no longer than the list, have none."""
     rng = np.random.default_rng(5)
-    for vocab_size in (17, 100, 4096, 50_001):
+    for vocab_size, count in itertools.product((65, 100, 4096, 50_001), (1, 16, 64)):
+        listing = _native.Likeliest(level, vocab_size)
         for values in (rng.standard_normal(vocab_size), rng.integers(-2, 3, vocab_size), np.zeros(vocab_size)):
             x_V = values.astype(np.float32)
-            listing = _native.Likeliest(level, vocab_size)
-            assert listing.of(x_V) == np.argsort(-x_V, kind="stable")[:16].tolist()
+            assert listing.of(x_V, count) == np.argsort(-x_V, kind="stable")[:count].tolist()
             x_V[vocab_size // 2] = NAN
-            assert listing.of(x_V) == []
-    assert _native.Likeliest(level, 16).of(np.arange(16, dtype=np.float32)) == []
-    with pytest.raises(ValueError, match="one logit for each token"):
-        _native.Likeliest(level, 100).of(np.zeros(99, dtype=np.float32))
+            assert listing.of(x_V, count) == []
+    x_V = np.arange(100, dtype=np.float32)
+    listing = _native.Likeliest(level, 100)
+    assert listing.of(x_V, 100) == [] and listing.of(x_V, 99) == list(range(99, 0, -1))
+    for wrong, error in (((x_V[:99], 4), "one logit for each token"), ((x_V, 0), "a token at least")):
+        with pytest.raises(ValueError, match=error):
+            listing.of(*wrong)
     with pytest.raises(ValueError, match="so many tokens"):
         _native.Likeliest(level, MAX_SAMPLED_VOCAB + 1)

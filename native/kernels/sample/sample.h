@@ -105,12 +105,12 @@ struct Look {
   bool draws;
 };
 
-// Writes the tokens of the largest of more than kLikeliest logits, by logit and then by id; returns whether all are finite.
-static inline bool likeliest(const float* logits, int64_t vocab_size, int64_t* ids, void* scratch_memory) {
+// Writes the tokens of the k largest of more logits, by logit and then by id; returns whether all are finite.
+static inline bool likeliest(const float* logits, int64_t vocab_size, int64_t k, int64_t* ids, void* scratch_memory) {
   const SampleScratch scratch(scratch_memory, vocab_size);
   if (!scan_row(logits, vocab_size, scratch.z).finite) return false;
-  take_top_k(logits, vocab_size, kLikeliest, scratch);
-  for (int64_t i = 1; i < kLikeliest; i++) {  // they are in order of id
+  take_top_k(logits, vocab_size, k, scratch);
+  for (int64_t i = 1; i < k; i++) {  // they are in order of id
     const float z = scratch.z[i];
     const int32_t id = scratch.ids[i];
     int64_t at = i;
@@ -121,7 +121,7 @@ static inline bool likeliest(const float* logits, int64_t vocab_size, int64_t* i
     scratch.z[at] = z;
     scratch.ids[at] = id;
   }
-  for (int64_t i = 0; i < kLikeliest; i++) ids[i] = scratch.ids[i];
+  for (int64_t i = 0; i < k; i++) ids[i] = scratch.ids[i];
   return true;
 }
 

@@ -17,9 +17,6 @@ struct Trial {
   int64_t block;
 };
 
-// How many tokens of the largest logits a row tells where it is asked.
-inline constexpr int64_t kLikeliest = 16;
-
 // Options of one row. `token` is the decision, -1 where the logits are not finite: NaN or +inf anywhere, or nothing
 // above -inf.
 struct SampleRow {

@@ -209,7 +209,7 @@ def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetada
     )
 
 
-Likeliest = Callable[[Array], Sequence[int]]  # lists the tokens of a row's largest logits, in order
+Likeliest = Callable[[Array, int], Sequence[int]]  # lists so many tokens of a row's largest logits, in order
 
 
 class StepOutput(NamedTuple):

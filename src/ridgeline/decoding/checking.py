@@ -14,7 +14,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.step import NO_TOKEN, Checker
 from ridgeline.decoding.largest import largest
 
-_NUM_LIKELIEST = 16  # tokens that a grammar is asked about before its mask
+_LISTED = (1, 16), (16, 64)  # the likeliest tokens that a grammar is asked about before its mask, in turns
 
 
 class Checked(NamedTuple):
@@ -37,10 +37,15 @@ def check_tokens(checked: Sequence[Checked], output: StepOutput) -> None:
 
 def other_token(checker: Checker, logits_V: Array, likeliest: Likeliest | None = None) -> int:
     """Return the allowed token of the largest logit, where that of the largest of all is not."""
-    first = largest(logits_V, _NUM_LIKELIEST)[1].tolist() if likeliest is None else likeliest(logits_V)
-    if (found := checker.first_allowed(first[1:])) is not None:
+    listing = likeliest or _likeliest
+    listed = (token_id for known, count in _LISTED for token_id in listing(logits_V, count)[known:])
+    if (found := checker.first_allowed(listed)) is not None:
         return found
     fits_V = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
     logits_V = np.where(fits_V, logits_V[: len(fits_V)], -math.inf)
     found = int(logits_V.argmax())
     return found if logits_V[found] > -math.inf else NO_TOKEN
+
+
+def _likeliest(logits_V: Array, count: int) -> Sequence[int]:
+    return largest(logits_V, count)[1].tolist()
