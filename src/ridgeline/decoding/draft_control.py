@@ -281,7 +281,8 @@ class DraftControl:
             takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
             takes += self._catch_up_takes(lag)
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
-        purse_s = (PURSE_STEPS * step_s if self._purse_s is None else self._purse_s) + saved_s
+        at_first_s = PURSE_STEPS * min(FEW / num_decodes, 1.0) * step_s  # of many, each loses as long
+        purse_s = (at_first_s if self._purse_s is None else self._purse_s) + saved_s
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 

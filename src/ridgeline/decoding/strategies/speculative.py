@@ -109,7 +109,7 @@ class Speculative(Autoregressive):
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
-        if self._model is not None and (self._model.is_behind or running is not self._running):
+        if self._model is not None and self._model.is_behind:
             self._model.take_in(running)
         if self._nap and running is self._running:  # whoever comes or goes ends it
             self._nap, self._num_napped = self._nap - 1, self._num_napped + 1
@@ -177,9 +177,11 @@ class Speculative(Autoregressive):
         control, count, model = self._control, len(running), self._model
         if model is not None:
             model.take_in(running)
-        for view in running:
-            if not (control is None or self._tries or control.is_worth_asking(view.seq_id, count)):
-                continue
+        asked = running if control is None else [v for v in running if control.is_worth_asking(v.seq_id, count)]
+        if self._tries and not asked and model is not None:  # of many sequences one tells as much as all
+            able = [view for view in running if model.most(view, self._room(view)) > 0]
+            asked = sorted(able, key=model.drafter.lag)[:1]
+        for view in asked:
             draft, survival = self._propose(view)
             if draft is not None:
                 drafts[view.seq_id] = draft
@@ -198,14 +200,14 @@ class Speculative(Autoregressive):
                     self._set_aside(view, draft)
         self._asking_s = self._clock() - began_s
         if unguessed and model is not None:
-            asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
+            chosen = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
             self._num_rounds += 1
-            if self._tries or (control is not None and asked and self._num_rounds % PROBE_ROUNDS == 0):
-                model.lengthen(asked, unguessed)  # nothing is learnt of no draft
-            if asked:
-                self._lag = min(sum(model.drafter.lag(request.view) for request in asked), max_catch_up)
+            if self._tries or (control is not None and chosen and self._num_rounds % PROBE_ROUNDS == 0):
+                model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
+            if chosen:
+                self._lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
                 self._num_rested = 0
-                for key, found in model.draft(asked, max_catch_up).items():
+                for key, found in model.draft(chosen, max_catch_up).items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
 
