@@ -30,6 +30,7 @@ MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE = 0.001  # of the time that looking takes, at most, where there are many sequences: of each it says little
 FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
@@ -152,6 +153,7 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
+    _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
@@ -193,7 +195,7 @@ class DraftControl:
     def _peek_steps(self, num_decodes: int) -> int:
         """Return how many steps lie between two looks."""
         if num_decodes <= FEW:
-            return PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS
+            return max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
         step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
         return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
 
@@ -225,19 +227,21 @@ class DraftControl:
         """Return how many steps without drafts the catching up takes."""
         return lag * self._catch_up.share if lag > MAX_LAG and self._catch_up.is_known else 0.0
 
-    def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int = 0) -> None:
+    def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int | None = None) -> None:
         """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay.
 
-        `lag` is what a model first catches up with.
+        `lag` is what the model first catches up with that would draft it.
         """
         self._is_promising = sum(survival) > PROMISING_TOKENS
         if not self._is_promising:
             self._peeked.pop(seq_id, None)
-            return
-        self._peeked[seq_id] = survival
-        if self._can_pay(num_decodes, lag):
-            enters = self.times.ratio(num_decodes, BETWEEN) - 1
-            self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+        else:
+            self._peeked[seq_id] = survival
+            if self._can_pay(num_decodes, lag or 0):
+                enters = self.times.ratio(num_decodes, BETWEEN) - 1
+                self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+        grown = PEEK_STEPS if self._awake else min(max(2 * self._spacing, PEEK_STEPS), MAX_SPACING)
+        self._spacing = 0 if lag is None else grown
 
     def step(
         self,

@@ -15,7 +15,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import PEEK_STEPS, RARE_PEEK_STEPS, WINDOW_STEPS, DraftControl
+from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
@@ -93,7 +93,8 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
-        self._nap = self._num_napped = 0  # steps left that are made as if nothing drafted; those before the window
+        self._idle = self._idle_steps = 0  # steps left that are made as if nothing drafted, of so many
+        self._num_napped = 0  # steps that were not timed, before the window
         self._lag = 0  # tokens that it catches up with in this step
 
     @property
@@ -102,7 +103,7 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        if self._nap:
+        if self._idle:
             return True
         plain = self._control is not None and self._control.rests(len(running))
         return plain or not self._any_asks(running)
@@ -111,16 +112,18 @@ class Speculative(Autoregressive):
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
         if self._model is not None and self._model.is_behind:
             self._model.take_in(running)
-        if self._nap and running is self._running:  # whoever comes or goes ends it
-            self._nap, self._num_napped = self._nap - 1, self._num_napped + 1
-            self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            return
-        self._nap = 0
-        self._drafts.clear()
-        if not self._any_asks(running):
-            self._window.stop()
+        if self._idle and running is self._running:  # whoever comes or goes ends it
+            self._idle -= 1
             return
         window, control, count = self._window, self._control, len(running)
+        if made := self._idle_steps - self._idle:
+            self._num_unseen, self._num_rested = self._num_unseen + made, self._num_rested + made
+            self._num_napped += 0 if window.num_begun else made
+        self._idle = self._idle_steps = 0
+        self._drafts.clear()
+        if not self._any_asks(running):
+            window.stop()
+            return
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
@@ -141,10 +144,11 @@ class Speculative(Autoregressive):
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._lag = None, 0, 0
         rests = rests or (control is not None and control.rests(count))
-        if control is not None and was_plain and control.rests(count):
-            self._nap = control.nap(count, self._num_unseen)
-            if self._nap:
+        if control is not None and control.rests(count):
+            nap = control.nap(count, self._num_unseen) if was_plain else 0
+            if nap:
                 window.stop()
+            self._idle = self._idle_steps = nap or control.window_steps // 2
         elif not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
@@ -161,8 +165,7 @@ class Speculative(Autoregressive):
         elif model is not None and (most := model.most(view, self._room(view))) > 0:
             guess = model.guess(view, most, control, len(running))
             survival = guess.survival
-            self._num_unseen = 0 if guess.kind[1] else PEEK_STEPS - RARE_PEEK_STEPS
-        lag = model.drafter.lag(view) if model is not None and guess is not None else 0
+        lag = model.drafter.lag(view) if model is not None and guess is not None else None
         control.peek(view.seq_id, survival, len(running), budget, lag)
         if model is not None and guess is not None and control.rests(len(running)):
             lag = min(map(model.drafter.lag, running))
