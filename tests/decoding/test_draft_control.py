@@ -70,7 +70,7 @@ class Simulation:
         overlap = self.ahead if rests else 1.0
         if rests:
             self.num_rests, self.num_rested = self.num_rests + 1, self.num_rested + 1
-            if control.is_peek(n, self.num_rests):
+            if self.num_rests >= control.peek_steps(n):
                 seq, self.num_rests = self.random.randrange(n), 0
                 if self.peeks:
                     self.learn(seq, 8)  # what is not verified is compared with what came, later
@@ -304,7 +304,7 @@ def test_what_does_not_pay_is_looked_at_more_and_more_rarely_where_a_model_would
         control, since, found = DraftControl(times=known_times()), 0, []
         for step in range(num_steps):
             since += 1
-            if control.is_peek(1, since):
+            if since >= control.peek_steps(1):
                 control.peek(0, [0.3, 0.28], 1, 8, lag)
                 found.append(step)
                 since = 0
@@ -314,7 +314,6 @@ def test_what_does_not_pay_is_looked_at_more_and_more_rarely_where_a_model_would
     control = DraftControl(times=known_times())
     for _ in range(9):
         control.peek(0, [0.3, 0.28], 1, 8, 0)
-    assert not control.is_peek(1, MAX_SPACING - 1)
-    assert control.is_peek(1, MAX_SPACING)
+    assert control.peek_steps(1) == MAX_SPACING
     control.peek(0, [0.9, 0.9], 1, 8, 0)
-    assert control.is_peek(1, PEEK_STEPS), "one that pays"
+    assert control.peek_steps(1) == PEEK_STEPS, "one that pays"

@@ -179,21 +179,12 @@ class DraftControl:
         asks = self._awake and not self._is_empty and self._num_asked < self._max_asked
         return not asks or not self.times.knows(num_decodes, 0)
 
-    def is_peek(self, num_decodes: int, num_steps: int) -> bool:
-        """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
-        return num_steps >= self._peek_steps(num_decodes)
-
-    def nap(self, num_decodes: int, num_steps: int) -> int:
-        """Return how many steps to make as if nothing drafted, so that the next look, of which the last one is
-        `num_steps` ago, comes with the next steps that are timed."""
-        return max(self._peek_steps(num_decodes) - num_steps - WINDOW_STEPS, 0)
-
     def looked(self, seconds: float) -> None:
         """Take in how long it took to look at a draft."""
         self._look_s += LEVEL_GAIN * (seconds - self._look_s) if self._look_s else seconds
 
-    def _peek_steps(self, num_decodes: int) -> int:
-        """Return how many steps lie between two looks."""
+    def peek_steps(self, num_decodes: int) -> int:
+        """Return how many steps lie between two looks at a draft."""
         if num_decodes <= FEW:
             return max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
         step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
@@ -233,9 +224,8 @@ class DraftControl:
         `lag` is what the model first catches up with that would draft it.
         """
         self._is_promising = sum(survival) > PROMISING_TOKENS
-        if not self._is_promising:
-            self._peeked.pop(seq_id, None)
-        else:
+        self._peeked.pop(seq_id, None)
+        if self._is_promising:
             self._peeked[seq_id] = survival
             if self._can_pay(num_decodes, lag or 0):
                 enters = self.times.ratio(num_decodes, BETWEEN) - 1

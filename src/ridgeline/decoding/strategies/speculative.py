@@ -103,10 +103,8 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        if self._idle:
-            return True
-        plain = self._control is not None and self._control.rests(len(running))
-        return plain or not self._any_asks(running)
+        rests = self._idle > 0 or (self._control is not None and self._control.rests(len(running)))
+        return rests or not self._any_asks(running)
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
@@ -127,10 +125,10 @@ class Speculative(Autoregressive):
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            if window.num_landed > 2 and control.is_peek(count, self._num_unseen):  # the first may be in flight already
+            is_due = self._num_unseen >= control.peek_steps(count)
+            if is_due and window.num_landed > 2:  # the first may be in flight already
                 self._peek(control, running, _budget(running, room))
             if window.num_landed < control.window_steps:
-                window.num_begun += 1
                 return
         now_s = self._clock()
         was_plain = False
@@ -143,12 +141,11 @@ class Speculative(Autoregressive):
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._lag = None, 0, 0
-        rests = rests or (control is not None and control.rests(count))
         if control is not None and control.rests(count):
-            nap = control.nap(count, self._num_unseen) if was_plain else 0
-            if nap:
+            nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
+            if was_plain and nap > 0:
                 window.stop()
-            self._idle = self._idle_steps = nap or control.window_steps // 2
+            self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
         elif not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
@@ -191,9 +188,7 @@ class Speculative(Autoregressive):
                 guesses[view.seq_id] = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
             elif model is not None and (num_tokens := model.most(view, self._room(view))) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
-        for key, (view, most, _) in unguessed.items():
-            assert model is not None, "without a drafter nobody asks it"
-            guesses[key] = model.guess(view, most, control, count)
+                guesses[view.seq_id] = model.guess(view, num_tokens, control, count)
         lengths = self._lengths(guesses, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
