@@ -3,7 +3,7 @@
 usage: python -m benchmarks.speculation.drafters --model python-9m [--speculate draft:python-1m eagle:FOLDER]
                                                  [--schemes none int8 int4] [--tokens 3] [--rounds 7]
 
-Engines take turns on the same prompt, greedily. At rest the drafter is loaded and never asked, since nothing pays for it;
+Engines take turns on the same prompt, greedily. At rest the drafter is loaded and never asked, as nothing pays for it;
 otherwise every step has a draft of --tokens tokens, whatever it gains.
 """
 

@@ -12,7 +12,7 @@ from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDraf
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView
 
-MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of which they go together
+MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
 

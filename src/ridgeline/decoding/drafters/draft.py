@@ -52,7 +52,7 @@ class _Chain:
     weights: list[step.Weights] = field(default_factory=list[step.Weights])  # of each, where they are told
 
     def take(self, token: step.SampledToken, vocab_size: int) -> None:
-        """Go on with a token, if the target has it; else the chain ends."""
+        """Take a token, if the target has it; else the chain ends."""
         if token.error is not None or token.token_id >= vocab_size:
             self.num_tokens = len(self.token_ids)
         if len(self.token_ids) < self.num_tokens:

@@ -93,7 +93,7 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
-        self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of so many; those not timed
+        self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
         self._lag = 0  # tokens that it catches up with in this step
 
     @property
