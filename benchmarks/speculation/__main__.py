@@ -3,9 +3,9 @@
 usage: python -m benchmarks.speculation --model python-9m [--speculate ngram auto] [--domains humaneval modules]
        [--batches 1 4 16 32] [--temperatures 0 0.8] [--prompts 40] [--max-tokens 256] [--pairs 20]
 
-Two engines in one process, one with drafts and one without, complete the same batch of prompts in turns; every second
-pair begins with the other. Both have the prompts in the prefix cache, so that what is timed is decoding. Engines are
-opened anew before a prompt comes again: nobody has seen its output yet. A figure is the median of the pairs' ratios.
+Two engines in one process, one with drafts and one without, complete the same batch of prompts in turns of 50 ms; every
+second pair begins with the other. Both have the prompts in the prefix cache, so that what is timed is decoding. Engines
+are opened anew before a prompt comes again: nobody has seen its output yet. A figure is the median of the ratios.
 
 A token is in a loop where it and those around it repeat what stood p tokens before, for at least 16 tokens and a
 whole cycle of p: small models repeat themselves, and lookup then looks better than it is. "Outside loops" are the

@@ -3,8 +3,8 @@
 usage: python -m benchmarks.speculation.drafters --model python-9m [--speculate draft:python-1m eagle:FOLDER]
                                                  [--schemes none int8 int4] [--tokens 3] [--rounds 7]
 
-Engines take turns on the same prompt, greedily. At rest the drafter is loaded and never asked; otherwise every step has
-a draft of --tokens tokens, whatever it gains.
+Engines take turns on the same prompt, greedily. At rest the drafter is loaded and never asked, as nothing pays for it;
+otherwise every step has a draft of --tokens tokens, whatever it gains.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace) -> list[DrafterCell]:
                 if number == 1:  # the first one warms up
                     plain_us, ratios, drafting.taken_s = [], [], []
                 plain_us.append(_token_us(plain))
-                with patch.object(DraftControl, "rests", lambda control, num_decodes: True):
+                with patch.object(DraftControl, "_can_pay", lambda control, num_decodes, lag: False):
                     ratios.append(_token_us(resting) / plain_us[-1])
                 _token_us(drafting.timed)
             (counts,) = (each for each in drafting.timed.drafts().values() if each.num_drafts)

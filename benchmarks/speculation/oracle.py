@@ -30,6 +30,7 @@ from ridgeline.bench.report import Report
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import StepPlan
+from ridgeline.cost.efficiency import Rest
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.cost.steptime import StepTime
 from ridgeline.decoding.proposers import Draft
@@ -179,8 +180,8 @@ def predict(step_time: StepTime, batch: int, length: int, acceptance: float, con
     `beside_s` is what a round takes beside the model.
     """
     plain_s = step_time.seconds(Load.decode(batch, context))
-    round_s = step_time.seconds(Load(((1 + length, context),) * batch, batch * (1 + length)))
-    round_s += beside_s - step_time.rest.of(batch)
+    model_alone = step_time.with_rest(Rest(0.0, 0.0, ops=step_time.rest.ops))
+    round_s = beside_s + model_alone.seconds(Load(((1 + length, context),) * batch, batch * (1 + length)))
     return tokens_per_round([acceptance] * length) * plain_s / round_s
 
 

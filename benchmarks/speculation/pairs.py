@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.speculation.turns import Timed, Turn, in_loops
+from benchmarks.speculation.turns import Timed, Turn, in_loops, in_slices
 
 from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
@@ -80,12 +80,11 @@ def run_pairs(
             before = engines[1].drafts()
             for engine in engines:
                 engine.run(chosen, one)  # the prompts are in the cache now
-            turns: dict[int, Turn] = {}
-            for which in (0, 1) if number % 2 == 0 else (1, 0):
-                turns[which] = engines[which].run(chosen, params)
-            if sum(len(output.token_ids) for output in turns[0].outputs) < MIN_TOKENS * batch:
+            order = 1 if number % 2 == 0 else -1
+            off, on = in_slices(engines[::order], chosen, params)[::order]
+            if sum(len(output.token_ids) for output in off.outputs) < MIN_TOKENS * batch:
                 continue
-            yield Pair(turns[0], turns[1], _since(before, engines[1].drafts()))
+            yield Pair(off, on, _since(before, engines[1].drafts()))
             number += 1
 
 

@@ -1,5 +1,6 @@
 """An engine that completes a batch and says when each token came, and which tokens are in loops."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.outputs import OutputDelta
 
 LOOP_TOKENS = 16
+SLICE_S = 0.05  # of an engine's time, between those of another: what slows the machine for longer slows both
 
 
 @dataclass(slots=True)
@@ -55,28 +57,43 @@ class Timed:
         self._unfinished = 0
         self._last_s: dict[str, float] = {}
         self._clock = clock
-        self.engine: Engine = build_engine(config, self._deliver, clock)
+        self._began_s = self._away_s = 0.0
+        self._left_s: float | None = None  # since when others have a turn: until it is over the clock stands still
+        self.engine: Engine = build_engine(config, self._deliver, self._now)
 
     def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Turn:
         """Complete all prompts at once."""
+        return in_slices([self], prompts, params, math.inf)[0]
+
+    def begin(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
+        """Take in all prompts, and wait."""
         engine = self.engine
         requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         self.outputs = {request.request_id: Output() for request in requests}
         self._unfinished = len(requests)
-        begun_s = self._clock()
-        self._last_s = dict.fromkeys(self.outputs, begun_s)
+        self._began_s = self._now()
+        self._last_s = dict.fromkeys(self.outputs, self._began_s)
         for request in requests:
             engine.loop.submit(request)
-        while self._unfinished:
-            engine.loop.step()
-        return Turn(self._clock() - begun_s, list(self.outputs.values()))
+        self._left_s = self._clock()
+
+    def go_on(self, seconds: float) -> Turn | None:
+        """Decode for so long, and wait again; return what came of all prompts once they are complete."""
+        if self._left_s is not None:
+            self._away_s, self._left_s = self._away_s + self._clock() - self._left_s, None
+        end_s = self._now() + seconds
+        while self._unfinished and self._now() < end_s:
+            self.engine.loop.step()
+        turn = None if self._unfinished else Turn(self._now() - self._began_s, list(self.outputs.values()))
+        self._left_s = self._clock() if self._unfinished else None
+        return turn
 
     def drafts(self) -> dict[str, DraftStats]:
         """Return what became of drafts since the start, by proposer."""
         return dict(self.engine.loop.stats().drafts or {})
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
-        now_s = self._clock()
+        now_s = self._now()
         for delta in deltas:
             output = self.outputs[delta.request_id]
             if count := len(delta.token_ids):
@@ -86,6 +103,26 @@ class Timed:
             if delta.finish is not None:
                 assert delta.finish.error is None, delta.finish.error
                 self._unfinished -= 1
+
+    def _now(self) -> float:
+        return (self._clock() if self._left_s is None else self._left_s) - self._away_s
+
+
+def in_slices(
+    engines: Sequence[Timed],
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    slice_s: float = SLICE_S,
+) -> list[Turn]:
+    """Return what each engine made of all prompts at once, in turns of so many seconds."""
+    for engine in engines:
+        engine.begin(prompts, params)
+    turns: dict[int, Turn] = {}
+    while len(turns) < len(engines):
+        for index, engine in enumerate(engines):
+            if index not in turns and (turn := engine.go_on(slice_s)) is not None:
+                turns[index] = turn
+    return [turns[index] for index in range(len(engines))]
 
 
 def in_loops(token_ids: Sequence[int]) -> list[bool]:

@@ -8,7 +8,11 @@ import pytest
 from benchmarks.speculation import lookup, oracle
 from benchmarks.speculation.__main__ import main
 from benchmarks.speculation.pairs import Pair, summarize
-from benchmarks.speculation.turns import Output, Turn, in_loops
+from benchmarks.speculation.turns import Output, Timed, Turn, in_loops, in_slices
+
+from ridgeline import SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.cost.efficiency import Rest
 
 
 def test_a_loop_is_a_whole_cycle_that_comes_again():
@@ -88,3 +92,43 @@ def test_a_lookup_is_timed(tmp_path):
     lookup.main(["--context", "2000", "--calls", "200", f"--out={tmp_path}"])
     (path,) = tmp_path.glob("*/*-lookup.json")
     assert all(0 < row["call_us"] <= row["call_us_99"] for row in json.loads(path.read_text())["rows"])
+
+
+def test_engines_take_turns_and_the_clock_of_who_waits_stands_still():
+    now_s, said = [0.0], []
+    engines = [Timed(EngineConfig.of("python-1m", num_threads=1), lambda: now_s[0]) for _ in range(2)]
+
+    def watched(name, step):
+        def stepping():
+            said.append(name)
+            now_s[0] += 0.02 if name else 0.01
+            return step()
+
+        return stepping
+
+    for name, engine in enumerate(engines):
+        engine.engine.loop.step = watched(name, engine.engine.loop.step)
+    params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)]
+    one, other = in_slices(engines, [[5, 6, 7]], params, 0.04)
+    assert said[:8] == [0, 0, 0, 0, 1, 1, 0, 0]
+    assert one.seconds == pytest.approx(0.01 * said.count(0))
+    assert other.seconds == pytest.approx(0.02 * said.count(1))
+    assert one.outputs[0].token_ids == other.outputs[0].token_ids
+
+
+def test_what_a_round_takes_beside_the_model_is_counted_once():
+    """A step with drafts is not priced as one that computes prompts, whose rest is another."""
+
+    class Twice:
+        rest = Rest(1.0, 0.0, anew_s=50.0, prompt_s=70.0)
+
+        def __init__(self, rest=rest):
+            self.rest = rest
+
+        def with_rest(self, rest):
+            return Twice(rest)
+
+        def seconds(self, load):
+            return 2.0 * load.num_tokens + self.rest.of(1, int(load.num_tokens > 1), anew=float(load.num_tokens > 1))
+
+    assert oracle.predict(Twice(), 1, 1, 1.0, 64, 5.0) == pytest.approx(2 * (2 + 1) / (4 + 5))

@@ -8,6 +8,7 @@ import pytest
 
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
+from ridgeline.decoding import model_drafts
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import eagle
 from ridgeline.decoding.model_drafts import ModelDrafts
@@ -131,3 +132,28 @@ def test_hidden_states_that_wait_are_bounded(target, tmp_path, monkeypatch):
     assert 12 < max(held) <= 24
     assert any(len(tokens) > 25 for tokens, _ in drafts)
     assert llm.engine.loop.scheduler.strategy._model.failures == 0
+
+
+def test_of_too_many_that_nobody_asked_for_the_latest_are_there(target, tmp_path, monkeypatch):
+    """A head that rests takes in nothing, whoever comes and goes, and drafts from what is left."""
+    monkeypatch.setattr(model_drafts, "MAX_UNSEEN", 24)
+    llm, drafts, together = opened("eagle", target, tmp_path, monkeypatch, max_num_seqs=5)
+    model, held = llm.engine.loop.scheduler.strategy._model, []
+    observe = model.observe
+
+    def observing(plan, result):
+        before = len(together)
+        observe(plan, result)
+        rows = [len(taps_TW) for _, taps in model._unseen for taps_TW in taps]
+        held.append((len(model._unseen), model._num_unseen, sum(rows), len(together) - before))
+
+    model.observe = observing
+    outputs = churned(llm, prompts_of(target))
+    off = churned(LLM(str(target.folder.path), **TINY | {"max_num_seqs": 5}), prompts_of(target))
+    for one, other in zip(outputs[: len(outputs) // 2], off):  # the aborted one has another length
+        assert one[: len(other)] == other[: len(one)]
+    assert all(count == 1 or rows <= 24 for count, rows, _, _ in held)
+    assert all(rows == counted and not taken_in for _, rows, counted, taken_in in held)
+    assert max(held)[0] > 1
+    assert len(drafts) > 3
+    assert model.failures == 0

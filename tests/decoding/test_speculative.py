@@ -1,6 +1,7 @@
 """Several proposers in one strategy: the draft that gains most is verified, the others are compared with what came."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import SamplingParams
@@ -211,3 +212,28 @@ def test_steps_at_rest_count_as_often_as_they_were_made():
             assert told[0] <= made
         assert told[0] >= 0.5 * made or every == 11
         assert machine.strategy.ahead(machine.views)
+
+
+def test_a_trial_among_many_sequences_asks_one_of_them():
+    """All of them tell no more, and asking takes as long for each."""
+
+    class Drafter:
+        asked: ClassVar[list[int]] = []
+
+        def max_tokens(self, view):
+            return 0 if view.seq_id == 3 else 8
+
+        def lag(self, view):
+            return 20 - view.seq_id if view.seq_id != 3 else 0
+
+        def draft(self, asked, max_catch_up):
+            self.asked += [request.view.seq_id for request in asked]
+            return {}
+
+    strategy = Speculative({}, 4, DraftControl(), lambda: 0.0, ("draft", Drafter()))
+    guessed = []
+    guess = strategy._model.guess
+    strategy._model.guess = lambda view, *rest: guessed.append(view.seq_id) or guess(view, *rest)
+    strategy._tries = True
+    strategy._draft([sequence(i) for i in range(12)], 64, 64)
+    assert guessed == Drafter.asked == [11], "who lags least of those that can be drafted for"

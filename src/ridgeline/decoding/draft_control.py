@@ -30,6 +30,7 @@ MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE = 0.001  # of the time that looking takes, at most, where there are many sequences: of each it says little
 FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
@@ -152,6 +153,7 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
+    _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
@@ -177,23 +179,14 @@ class DraftControl:
         asks = self._awake and not self._is_empty and self._num_asked < self._max_asked
         return not asks or not self.times.knows(num_decodes, 0)
 
-    def is_peek(self, num_decodes: int, num_steps: int) -> bool:
-        """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
-        return num_steps >= self._peek_steps(num_decodes)
-
-    def nap(self, num_decodes: int, num_steps: int) -> int:
-        """Return how many steps to make as if nothing drafted, so that the next look, of which the last one is
-        `num_steps` ago, comes with the next steps that are timed."""
-        return max(self._peek_steps(num_decodes) - num_steps - WINDOW_STEPS, 0)
-
     def looked(self, seconds: float) -> None:
         """Take in how long it took to look at a draft."""
         self._look_s += LEVEL_GAIN * (seconds - self._look_s) if self._look_s else seconds
 
-    def _peek_steps(self, num_decodes: int) -> int:
-        """Return how many steps lie between two looks."""
+    def peek_steps(self, num_decodes: int) -> int:
+        """Return how many steps lie between two looks at a draft."""
         if num_decodes <= FEW:
-            return PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS
+            return max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
         step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
         return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
 
@@ -225,19 +218,20 @@ class DraftControl:
         """Return how many steps without drafts the catching up takes."""
         return lag * self._catch_up.share if lag > MAX_LAG and self._catch_up.is_known else 0.0
 
-    def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int = 0) -> None:
+    def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int | None = None) -> None:
         """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay.
 
-        `lag` is what a model first catches up with.
+        `lag` is what the model first catches up with that would draft it.
         """
         self._is_promising = sum(survival) > PROMISING_TOKENS
-        if not self._is_promising:
-            self._peeked.pop(seq_id, None)
-            return
-        self._peeked[seq_id] = survival
-        if self._can_pay(num_decodes, lag):
-            enters = self.times.ratio(num_decodes, BETWEEN) - 1
-            self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+        self._peeked.pop(seq_id, None)
+        if self._is_promising:
+            self._peeked[seq_id] = survival
+            if self._can_pay(num_decodes, lag or 0):
+                enters = self.times.ratio(num_decodes, BETWEEN) - 1
+                self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+        grown = PEEK_STEPS if self._awake else min(max(2 * self._spacing, PEEK_STEPS), MAX_SPACING)
+        self._spacing = 0 if lag is None else grown
 
     def step(
         self,
@@ -281,7 +275,8 @@ class DraftControl:
             takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
             takes += self._catch_up_takes(lag)
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
-        purse_s = (PURSE_STEPS * step_s if self._purse_s is None else self._purse_s) + saved_s
+        at_first_s = PURSE_STEPS * min(FEW / num_decodes, 1.0) * step_s  # of many, each loses as long
+        purse_s = (at_first_s if self._purse_s is None else self._purse_s) + saved_s
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 

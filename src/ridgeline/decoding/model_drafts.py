@@ -1,5 +1,6 @@
 """Ask a drafter, knowing how far its drafts can be trusted and whether it still works. Called by strategies."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDraf
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView
 
-MAX_UNSEEN = 128  # rows of hidden states that wait to be taken in
+MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
 
@@ -38,24 +39,28 @@ class ModelDrafts:
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
-        self._unseen: list[tuple[StepPlan, list[Vectors]]] = []  # hidden states of steps, each going on from the first
+        self._unseen = deque[tuple[StepPlan, list[Vectors]]]()  # hidden states of steps, each going on from the first
+        self._num_unseen = 0  # rows of them
         self.is_behind = False  # whether these cannot wait until somebody is drafted for
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Keep a step's hidden states for `take_in`: of many steps at once where all they compute comes to stay."""
+        """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
+        later does not tell how much of it was right."""
         if (taps_TW := result.taps_TW) is None:
             return
         first, taps = self._unseen[-1] if self._unseen else (plan, list[Vectors]())
-        if taps and plan.token_ids and plan.step == first.step + len(taps):
+        if 0 < len(taps) < MAX_TOGETHER and plan.token_ids and plan.step == first.step + len(taps):
             taps.append(taps_TW)
-            self.is_behind = self.is_behind or len(taps) * len(taps_TW) >= MAX_UNSEEN
         else:
             self._unseen.append((plan, [taps_TW]))
-            self.is_behind = self.is_behind or not plan.token_ids
+            self.is_behind = self.is_behind or (not plan.token_ids and any(span.num_optional for span in plan.spans))
+        self._num_unseen += len(taps_TW)
+        while self._num_unseen > MAX_UNSEEN and len(self._unseen) > 1:
+            self._num_unseen -= sum(map(len, self._unseen.popleft()[1]))
 
     def take_in(self, running: Sequence[SequenceView]) -> None:
         """Take in the hidden states of the steps that have landed."""
-        unseen, self._unseen, self.is_behind = self._unseen, [], False
+        unseen, self._unseen, self._num_unseen, self.is_behind = self._unseen, deque(), 0, False
         try:
             for plan, taps in unseen if self.failures < MAX_FAILURES else ():
                 self.drafter.observe(running, plan, taps)

@@ -23,6 +23,7 @@ from ridgeline.core.speculation import OWN_DRAFTER, SpeculationConfig
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
 from ridgeline.decoding.drafters import Companion, translated
 from ridgeline.decoding.drafters.eagle import MAX_HIDDEN
+from ridgeline.decoding.model_drafts import MAX_UNSEEN
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
@@ -66,7 +67,7 @@ class CompanionPlan:
         taken_bytes = self.plan.weight_bytes + workspace_bytes + (self.fold.weight_bytes if self.fold else 0)
         if self.source is not None:
             _, width = (self.source.fold or self.source.step).shapes[FEATURES]
-            stored = MAX_HIDDEN + 2 * self.config.scheduler.max_num_batched_tokens
+            stored = MAX_HIDDEN + MAX_UNSEEN + 2 * self.config.scheduler.max_num_batched_tokens
             taken_bytes += stored * int(width) * np.dtype(np.float32).itemsize
         return Beside(taken_bytes, bytes_per_token(self.plan, self.model.program.states))
 

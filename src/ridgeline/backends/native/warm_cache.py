@@ -20,7 +20,7 @@ class CacheWarmer:
     def stay_ahead(self, highest_slot: int) -> None:
         """Take memory past a slot, on another thread, where half of what is ahead is used up."""
         used, ahead = highest_slot // self._block_size, AHEAD_TOKENS // self._block_size
-        if self._ready_blocks >= used + ahead // 2:
+        if self._ready_blocks >= used + ahead // 2 or self.native.busy:
             return
         parts = [blocks[self._ready_blocks : used + ahead] for blocks in self._states]
         if self.native.take([(address(part), part.nbytes) for part in parts if part.nbytes]):

@@ -51,6 +51,15 @@ class _Chain:
     token_ids: list[int] = field(default_factory=list[int])
     weights: list[step.Weights] = field(default_factory=list[step.Weights])  # of each, where they are told
 
+    def take(self, token: step.SampledToken, vocab_size: int) -> None:
+        """Take a token, if the target has it; else the chain ends."""
+        if token.error is not None or token.token_id >= vocab_size:
+            self.num_tokens = len(self.token_ids)
+        if len(self.token_ids) < self.num_tokens:
+            self.token_ids.append(token.token_id)
+            if token.weights is not None:
+                self.weights.append(token.weights[:vocab_size])
+
 
 class DraftModel:
     """Drafter over `companion`; the order of the residents is that of their last round, the latest last."""
@@ -286,12 +295,7 @@ class DraftModel:
             for chain, end in zip(chains, ends, strict=True):
                 chain.features_1W = result.taps_TW[end - 1 : end]
         for chain, token in zip(chains, result.samples, strict=True):
-            if token.error is None and token.token_id < self._companion.vocab_size:
-                chain.token_ids.append(token.token_id)
-                if token.weights is not None:
-                    chain.weights.append(token.weights[: self._companion.vocab_size])
-            else:
-                chain.num_tokens = 0
+            chain.take(token, self._companion.vocab_size)
         return plan.step
 
     def _evict(self, members: set[int]) -> bool:

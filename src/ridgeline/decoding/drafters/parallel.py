@@ -41,13 +41,8 @@ class Parallel(DraftModel):
         self._commit(asked, spans)
         samples = iter(result.samples)
         for chain in chains:
-            for token in [next(samples) for _ in range(chain.num_tokens)]:
-                if token.error is not None or token.token_id >= self._companion.vocab_size:
-                    chain.num_tokens = len(chain.token_ids)  # what is behind it was never sampled, for the target
-                if len(chain.token_ids) < chain.num_tokens:
-                    chain.token_ids.append(token.token_id)
-                    if token.weights is not None:
-                        chain.weights.append(token.weights[: self._companion.vocab_size])
+            for token in [next(samples) for _ in range(chain.num_tokens)]:  # behind one that ends it none is taken
+                chain.take(token, self._companion.vocab_size)
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
 

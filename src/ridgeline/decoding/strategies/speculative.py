@@ -15,7 +15,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import PEEK_STEPS, RARE_PEEK_STEPS, WINDOW_STEPS, DraftControl
+from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
@@ -93,7 +93,7 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
-        self._nap = self._num_napped = 0  # steps left that are made as if nothing drafted; those before the window
+        self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
         self._lag = 0  # tokens that it catches up with in this step
 
     @property
@@ -102,32 +102,32 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        if self._nap:
-            return True
-        plain = self._control is not None and self._control.rests(len(running))
-        return plain or not self._any_asks(running)
+        rests = self._idle > 0 or (self._control is not None and self._control.rests(len(running)))
+        return rests or not self._any_asks(running)
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
-        if self._model is not None and (self._model.is_behind or running is not self._running):
+        if self._model is not None and self._model.is_behind:
             self._model.take_in(running)
-        if self._nap and running is self._running:  # whoever comes or goes ends it
-            self._nap, self._num_napped = self._nap - 1, self._num_napped + 1
-            self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            return
-        self._nap = 0
-        self._drafts.clear()
-        if not self._any_asks(running):
-            self._window.stop()
+        if self._idle and running is self._running:  # whoever comes or goes ends it
+            self._idle -= 1
             return
         window, control, count = self._window, self._control, len(running)
+        if made := self._idle_steps - self._idle:
+            self._num_unseen, self._num_rested = self._num_unseen + made, self._num_rested + made
+            self._num_napped += 0 if window.num_begun else made
+        self._idle = self._idle_steps = 0
+        self._drafts.clear()
+        if not self._any_asks(running):
+            window.stop()
+            return
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            if window.num_landed > 2 and control.is_peek(count, self._num_unseen):  # the first may be in flight already
+            is_due = self._num_unseen >= control.peek_steps(count)
+            if is_due and window.num_landed > 2:  # the first may be in flight already
                 self._peek(control, running, _budget(running, room))
             if window.num_landed < control.window_steps:
-                window.num_begun += 1
                 return
         now_s = self._clock()
         was_plain = False
@@ -140,11 +140,11 @@ class Speculative(Autoregressive):
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._lag = None, 0, 0
-        rests = rests or (control is not None and control.rests(count))
-        if control is not None and was_plain and control.rests(count):
-            self._nap = control.nap(count, self._num_unseen)
-            if self._nap:
+        if control is not None and control.rests(count):
+            nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
+            if was_plain and nap > 0:
                 window.stop()
+            self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
         elif not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
@@ -161,8 +161,7 @@ class Speculative(Autoregressive):
         elif model is not None and (most := model.most(view, self._room(view))) > 0:
             guess = model.guess(view, most, control, len(running))
             survival = guess.survival
-            self._num_unseen = 0 if guess.kind[1] else PEEK_STEPS - RARE_PEEK_STEPS
-        lag = model.drafter.lag(view) if model is not None and guess is not None else 0
+        lag = model.drafter.lag(view) if model is not None and guess is not None else None
         control.peek(view.seq_id, survival, len(running), budget, lag)
         if model is not None and guess is not None and control.rests(len(running)):
             lag = min(map(model.drafter.lag, running))
@@ -177,18 +176,18 @@ class Speculative(Autoregressive):
         control, count, model = self._control, len(running), self._model
         if model is not None:
             model.take_in(running)
-        for view in running:
-            if not (control is None or self._tries or control.is_worth_asking(view.seq_id, count)):
-                continue
+        asked = running if control is None else [v for v in running if control.is_worth_asking(v.seq_id, count)]
+        if self._tries and not asked and model is not None:  # of many sequences one tells as much as all
+            able = [view for view in running if model.most(view, self._room(view)) > 0]
+            asked = sorted(able, key=model.drafter.lag)[:1]
+        for view in asked:
             draft, survival = self._propose(view)
             if draft is not None:
                 drafts[view.seq_id] = draft
                 guesses[view.seq_id] = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
             elif model is not None and (num_tokens := model.most(view, self._room(view))) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
-        for key, (view, most, _) in unguessed.items():
-            assert model is not None, "without a drafter nobody asks it"
-            guesses[key] = model.guess(view, most, control, count)
+                guesses[view.seq_id] = model.guess(view, num_tokens, control, count)
         lengths = self._lengths(guesses, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
@@ -198,14 +197,14 @@ class Speculative(Autoregressive):
                     self._set_aside(view, draft)
         self._asking_s = self._clock() - began_s
         if unguessed and model is not None:
-            asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
+            chosen = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
             self._num_rounds += 1
-            if self._tries or (control is not None and asked and self._num_rounds % PROBE_ROUNDS == 0):
-                model.lengthen(asked, unguessed)  # nothing is learnt of no draft
-            if asked:
-                self._lag = min(sum(model.drafter.lag(request.view) for request in asked), max_catch_up)
+            if self._tries or (control is not None and chosen and self._num_rounds % PROBE_ROUNDS == 0):
+                model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
+            if chosen:
+                self._lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
                 self._num_rested = 0
-                for key, found in model.draft(asked, max_catch_up).items():
+                for key, found in model.draft(chosen, max_catch_up).items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
 
