@@ -61,6 +61,9 @@ class Recipe(Calibration):
         "--mean-bits where that is given.",
         above=0,
     )
+    rotate: bool = option(
+        False, "Rotate hidden states first, so that outliers of a channel become a part of all; a tied head is untied."
+    )
 
     def __post_init__(self) -> None:
         Calibration.__post_init__(self)
