@@ -32,6 +32,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import RotatedWeights
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import write_whole
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
@@ -189,8 +190,7 @@ class QuantizeJob:
                 self._recipe.budget_kl or 0.0,
                 self._recipe.seed,
             )
-        self.partial.mkdir(parents=True, exist_ok=True)
-        _write_text(path, json.dumps({"sha256": digest, "wide": sorted(wide)}))
+        write_whole(path, json.dumps({"sha256": digest, "wide": sorted(wide)}).encode())
         return wide
 
     def _together(self) -> list[frozenset[str]]:
@@ -232,7 +232,7 @@ class QuantizeJob:
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
             alone = replace(source.rename, source=name, experts=source.rename.experts and source.expert is None)
             tensors |= stored_tensors(alone, parts)
-        _write_text(_reports_of(shard), json.dumps([asdict(report) for report in made.reports]))
+        write_whole(_reports_of(shard), json.dumps([asdict(report) for report in made.reports]).encode())
         write_tensors(shard, tensors)
 
     def _read(self, shard: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -259,10 +259,10 @@ class QuantizeJob:
             "metadata": {"total_size": sum(shard.stat().st_size for shard in shards)},
             "weight_map": {name: shard.name for name, shard in sorted(entries.items())},
         }
-        _write_text(self.partial / INDEX, json.dumps(index, indent=1))
+        write_whole(self.partial / INDEX, json.dumps(index, indent=1).encode())
         config = {key: value for key, value in self._config.items() if key not in ("quantization", QUANTIZATION)}
         config |= {QUANTIZATION: quantization} if (quantization := self._quantization_config()) else {}
-        _write_text(self.partial / "config.json", json.dumps(config, indent=2))
+        write_whole(self.partial / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         copy_beside(self._folder.path, self.partial, "config.json", *NOT_COPIED)
 
     def _quantization_config(self) -> dict[str, object] | None:
@@ -341,9 +341,3 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
 
 def _reports_of(shard: Path) -> Path:
     return shard.with_name(REPORTS.format(shard.stem))
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)

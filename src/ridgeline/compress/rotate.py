@@ -11,15 +11,16 @@ import numpy as np
 
 from ridgeline.core.dtypes import Array, Float32s, float32
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import TOKEN_IDS, Op, Program
+from ridgeline.program.op import TOKEN_IDS, Program
 from ridgeline.program.ops.dense import MATRIX_OPS, NormAttrs
 from ridgeline.quant.kv import rotate, rotation_width
 
 SAME_BASIS = {"add": 2, "scale": 1, "select_rows": 1, "gate_rows": 1, "rmsnorm": 1}  # inputs rotated as the output is
 ROWS = 1024  # rotated at a time: temporaries are small beside a table
 
-Turn = tuple[bool, bool, Op | None]
-"""Whether a weight's inputs and its outputs are rotated, and which norm makes those inputs."""
+Norm = tuple[tuple[str, ...], np.float32]  # weights, and what is added to each before it multiplies
+Turn = tuple[bool, bool, Norm]  # whether a weight's inputs and its outputs are rotated, and the norm of those inputs
+NO_NORM: Norm = (), np.float32(0)
 
 
 class RotatedWeights(Mapping[str, Array]):
@@ -33,17 +34,17 @@ class RotatedWeights(Mapping[str, Array]):
         self._signs_H = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), hidden)
         self._width = rotation_width(hidden)
         count = np.arange(hidden // self._width)
-        cosines = np.cos(np.pi / len(count) * np.outer(count + 0.5, count)) * np.sqrt(2 / hidden)
-        cosines[:, 0] /= np.sqrt(2)
-        self._mixing = cosines.astype(np.float32)
+        cosines_CC = np.cos(np.pi / len(count) * np.outer(count, count + 0.5)) * np.sqrt(2 / hidden)
+        cosines_CC[0] /= np.sqrt(2)
+        self._cosines_CC = cosines_CC.astype(np.float32)
 
     def __getitem__(self, name: str) -> Array:
         weight: Float32s = float32(self._weights[name if name in self._weights else "embed.weight"])
         if name in self._norms:
-            return np.full_like(weight, 1 - _offset(self._norms[name]))
-        reads, writes, norm = self._turns.get(name, (False, False, None))
-        for scale in norm.weights if norm is not None else ():
-            weight = float32(weight * (float32(self._weights[scale]) + _offset(norm)))
+            return np.full_like(weight, 1 - self._norms[name])
+        reads, writes, (scales, offset) = self._turns.get(name, (False, False, NO_NORM))
+        for scale in scales:
+            weight = float32(weight * (float32(self._weights[scale]) + offset))
         weight = self._turned(weight) if reads or (writes and name.endswith(".bias")) else weight
         if writes and not name.endswith(".bias"):
             weight = self._turned(weight.swapaxes(-1, -2)).swapaxes(-1, -2)
@@ -61,39 +62,34 @@ class RotatedWeights(Mapping[str, Array]):
         turned_RH = np.empty_like(rows_RH)
         for begin in range(0, len(rows_RH), ROWS):
             part = rows_RH[begin : begin + ROWS] * self._signs_H
-            mixed = np.einsum("rcw,cd->rdw", rotate(part.reshape(len(part), -1, self._width)), self._mixing)
-            turned_RH[begin : begin + ROWS] = mixed.reshape(part.shape)
+            mixed_RCW = self._cosines_CC @ rotate(part.reshape(len(part), -1, self._width))
+            turned_RH[begin : begin + ROWS] = mixed_RCW.reshape(part.shape)
         return turned_RH.reshape(rows.shape)
 
 
-def _offset(norm: Op | None) -> np.float32:
-    """Return what is added to a norm's weight before it multiplies."""
-    return np.float32(norm is not None and isinstance(norm.attrs, NormAttrs) and norm.attrs.unit_offset)
-
-
-def _turns(model: str, program: Program) -> tuple[dict[str, Turn], dict[str, Op]]:
-    """Return how every weight changes that does, and the norms whose weights become one, by the weights' names."""
+def _turns(model: str, program: Program) -> tuple[dict[str, Turn], dict[str, np.float32]]:
+    """Return how every weight changes that does; and those of norms, which become one, with what is added to them."""
     rotated, refusal = _rotated_values(program), f"{model} cannot be rotated"
-    turns, norms, made_by = dict[str, Turn](), dict[str, Op](), dict[str, Op]()  # the last: what a norm has scaled
+    turns, norms, made_by = dict[str, Turn](), dict[str, np.float32](), dict[str, Norm]()  # the last: values
     if program.result in rotated:
         raise ConfigError(f"{refusal}: hidden states are what it gives")
     for op in program.ops:
         reads, writes = (not rotated.isdisjoint(names) for names in (op.inputs, op.outputs))
-        norm = next((made_by[name] for name in op.inputs if name in made_by), None)
+        norm = next((made_by[name] for name in op.inputs if name in made_by), NO_NORM)
         found: dict[str, Turn] = {}
         if op.kind == "embed" and writes:
-            found = dict.fromkeys(op.weights, (True, False, None))
+            found = dict.fromkeys(op.weights, (True, False, NO_NORM))
         elif op.kind in MATRIX_OPS:
-            found = {op.weights[0]: (reads, writes, norm), **dict.fromkeys(op.weights[1:], (False, writes, None))}
+            found = {op.weights[0]: (reads, writes, norm), **dict.fromkeys(op.weights[1:], (False, writes, NO_NORM))}
         elif op.kind == "experts":
             found = dict.fromkeys(op.weights[:2], (reads, False, norm))
-            found |= dict.fromkeys((op.weights[2], *op.weights[5:]), (False, writes, None))
-        elif reads and (op.kind not in SAME_BASIS or (norm and op.kind in ("add", "rmsnorm"))):
+            found |= dict.fromkeys((op.weights[2], *op.weights[5:]), (False, writes, NO_NORM))
+        elif reads and (op.kind not in SAME_BASIS or (norm[0] and op.kind in ("add", "rmsnorm"))):
             raise ConfigError(f"{refusal}: {op.label} ({op.kind}) reads hidden states channel by channel")
-        elif reads and op.kind == "rmsnorm":
-            norms |= dict.fromkeys(op.weights, op)
-            made_by[op.outputs[0]] = op
-        elif reads and norm:
+        elif reads and isinstance(op.attrs, NormAttrs):
+            made_by[op.outputs[0]] = op.weights, np.float32(op.attrs.unit_offset)
+            norms |= dict.fromkeys(op.weights, np.float32(op.attrs.unit_offset))
+        elif reads:
             made_by[op.outputs[0]] = norm
         for name, turn in found.items():
             if turns.setdefault(name, turn) != turn:

@@ -20,6 +20,7 @@ from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize,
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import DTYPES, Array
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import read_ahead
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
 from ridgeline.cost.account import weight_bytes
@@ -105,7 +106,10 @@ class NativePlan:
         from ridgeline.backends.native.executable import NativeExecutable
 
         host.retain_freed_memory()
-        store = self._open_store(program)
+        store, files = self._open_store(program), self.model.folder.weight_files()
+        fits = 2 * sum(path.stat().st_size for path in files) < host.available_bytes()  # packed beside as it is stored
+        if (store is None or store.is_empty) and self.model.tensors is None and fits:
+            read_ahead(files)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
         try:
             executable = NativeExecutable(

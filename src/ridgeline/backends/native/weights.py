@@ -236,17 +236,12 @@ class NativeWeights:
         readers = [weights.matrix_rows(source, expert) for source in sources]
 
         def read(wanted: np.ndarray) -> tuple[Rows, np.ndarray]:
-            parts: list[StoredMatrix] = []
-            numbers: list[np.ndarray] = []
-            for rows_of, begin, end in zip(readers, [0, *ends], ends):
-                own = wanted[(begin <= wanted) & (wanted < end)]
-                if len(own):
-                    parts.append(rows_of(slice(own[0] - begin, own[-1] + 1 - begin)))
-                    numbers.append(np.arange(own[0], own[-1] + 1))
-            whole = joined(parts)
-            if whole.format.code == "e4m3" and ((whole.codes & 127) == 127).any():
+            own = zip(readers, [0, *ends], np.split(wanted, np.searchsorted(wanted, ends[:-1])))
+            found = joined([rows_of(slice(rows[0] - at, rows[-1] + 1 - at)) for rows_of, at, rows in own if len(rows)])
+            assert len(found.codes) == len(wanted), "those of a source follow one another"
+            if found.format.code == "e4m3" and ((found.codes & 127) == 127).any():
                 raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
-            return _rows(whole, inputs), np.concatenate(numbers)
+            return _rows(found, inputs), wanted
 
         return read
 
