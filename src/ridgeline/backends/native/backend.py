@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 MAX_HEAD_DIM = 576  # of the attention kernels
 MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
+AHEAD_SHARE = 0.5  # of free memory: what files take at most that are read ahead, and packed weights beside them as much
 
 log = get_logger("native")
 
@@ -107,7 +108,7 @@ class NativePlan:
 
         host.retain_freed_memory()
         store, files = self._open_store(program), self.model.folder.weight_files()
-        fits = 2 * sum(path.stat().st_size for path in files) < host.available_bytes()  # packed beside as it is stored
+        fits = sum(path.stat().st_size for path in files) < AHEAD_SHARE * host.available_bytes()
         if (store is None or store.is_empty) and self.model.tensors is None and fits:
             read_ahead(files)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
