@@ -1,4 +1,4 @@
-"""Stored matrices are packed few rows at a time: the same bits whatever runs as one, with little beside them in memory."""
+"""Stored matrices are packed few rows at a time: the same bits whatever runs as one, and little in memory."""
 
 import tracemalloc
 
