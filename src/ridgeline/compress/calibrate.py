@@ -159,7 +159,7 @@ def statistics_of(rows: Sequence[torch.Tensor]) -> Statistics | None:
         total_K += x_TK.abs().sum(0)
         if len(x_TK):
             largest_K = torch.maximum(largest_K, x_TK.abs().amax(0))
-    return Statistics(hessian_KK / num_rows, total_K / num_rows, largest_K, num_rows)
+    return Statistics(hessian_KK.div_(num_rows), total_K / num_rows, largest_K, num_rows)
 
 
 def readers(program: Program, name: str) -> list[Op]:

@@ -100,7 +100,7 @@ class StreamedWeights(Mapping[str, Array]):
         return self.matrix_rows(name, expert)(part)
 
     def matrix_rows(self, name: str, expert: int = 0) -> Callable[[slice], StoredMatrix]:
-        """Return `matrix` of any rows, whose file stays mapped as long as that is kept."""
+        """Return `matrix` of any rows, whose file stays mapped as long as that lives."""
         assert not isinstance(self.checkpoint, Checkpoint), "a plain checkpoint has no stored matrices"
         found, entries = self._sources[name], self.checkpoint.entries
         stored, source = found[0] if len(found) == 1 else found[expert]
