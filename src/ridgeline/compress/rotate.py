@@ -100,10 +100,7 @@ def _turns(model: str, program: Program) -> tuple[dict[str, Turn], dict[str, np.
 def _rotated_values(program: Program) -> set[str]:
     """Return the values in the basis of the hidden states: what sums and norms tie to the embedding of tokens."""
     rotated = {name for op in program.ops if op.kind == "embed" and op.inputs == (TOKEN_IDS,) for name in op.outputs}
-    before = 0
-    while before < len(rotated):
-        before = len(rotated)
-        for op in program.ops:
-            tied = {*op.inputs[: SAME_BASIS[op.kind]], *op.outputs} if op.kind in SAME_BASIS else set[str]()
-            rotated |= tied if rotated & tied else set[str]()
+    for op in (*program.ops, *reversed(program.ops), *program.ops):  # sums, what is added, and what reads it too
+        tied = {*op.inputs[: SAME_BASIS[op.kind]], *op.outputs} if op.kind in SAME_BASIS else set[str]()
+        rotated |= tied if rotated & tied else set[str]()
     return rotated
