@@ -69,6 +69,7 @@ METHODS: dict[str, list[str]] = {
     **{name: [] for name in (*INTEGERS, "hqq", "smoothquant", "llm-int8", "fp8", *FLOATS_4)},
     "gptq-mean-bits-5": ["--method", "gptq", "--mean-bits", "5"],
     "gptq-8-bits": ["--method", "gptq", "--bits", "8"],
+    **{f"{name}-rotated": ["--method", name, "--rotate"] for name in ("rtn", "gptq")},
 }
 
 
@@ -118,7 +119,7 @@ def quantized(arguments: argparse.Namespace, into: Path) -> list[Path]:
         command += [*(METHODS[name] or ["--method", name]), "--out", str(made[-1]), "--eval-tokens", "0"]
         command += ["--samples", str(arguments.samples), "--num-threads", str(arguments.threads)]
         command += ["--text", str(arguments.calibration)] if arguments.calibration else []
-        if name in (*INTEGERS, "gptq-mean-bits-5"):
+        if name.startswith(INTEGERS) and name != "gptq-8-bits":
             command += ["--group-size", str(arguments.group_size)]
         subprocess.run(command, check=True)
     return made

@@ -1,11 +1,12 @@
 """Files appear whole or not at all."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from ridgeline.core.files import write_whole
+from ridgeline.core.files import AHEAD_BYTES, read_ahead, write_whole
 
 
 def test_a_file_and_its_folder_appear(tmp_path):
@@ -30,3 +31,16 @@ def test_what_cannot_be_written_leaves_what_was_there_and_nothing_beside_it(tmp_
         write_whole(path, b"new content")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_system_is_asked_for_every_byte_of_files_in_order(tmp_path, monkeypatch):
+    sizes, asked = {"b": 2 * AHEAD_BYTES + 5, "a": 3, "empty": 0}, []
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, begin, size, advice: asked.append((begin, size, advice)))
+    read_ahead([tmp_path / name for name in (*sizes, "missing")])
+    for thread in threading.enumerate():
+        if thread.name == "read-ahead":
+            thread.join()
+    begins = [0, AHEAD_BYTES, 2 * AHEAD_BYTES, 0]
+    assert asked == [(begin, AHEAD_BYTES, os.POSIX_FADV_WILLNEED) for begin in begins]

@@ -51,6 +51,18 @@ def test_the_second_start_reads_the_pack(model, monkeypatch, options):
     assert read and torch.equal(first, without)
 
 
+def test_files_are_read_ahead_where_no_pack_is_found(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(backend, "read_ahead", lambda files: asked.append([file.name for file in files]))
+    for _ in range(2):
+        start(model, monkeypatch)
+    assert asked == [["model.safetensors"]]
+    start(model, monkeypatch, pack_cache=False)
+    monkeypatch.setattr(backend, "AHEAD_SHARE", 1e-9)
+    start(model, monkeypatch, pack_cache=False)
+    assert len(asked) == 2
+
+
 def test_a_damaged_pack_or_another_setting_reads_the_checkpoint(model, monkeypatch, tmp_path, caplog):
     start(model, monkeypatch, quantize="int8")
     assert start(model, monkeypatch, quantize="int4", quantize_group_size=64)[1]

@@ -168,18 +168,28 @@ static inline void pack_int8_groups(const PanelLayout& layout, const Matrix& mat
   }
 }
 
+// Eight codes, a byte each, as their word: codes 0, 2, 4 and 6 in its low half, the others in its high half.
+static inline uint32_t int4_word(uint64_t codes) {
+  const auto half = [](uint64_t bytes) {
+    bytes &= 0x000F000F000F000Fu;
+    return (uint32_t)((bytes | bytes >> 12 | bytes >> 24 | bytes >> 36) & 0xFFFFu);
+  };
+  return half(codes) | half(codes >> 8) << 16;
+}
+
 static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, const Source& source, int64_t lane,
                              uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
     uint8_t* to = panel + layout.weights + g * layout.group_bytes;
     const uint8_t zero = is_fp4(matrix.kind) ? 0 : is_table(matrix.kind) ? table_zero(matrix.kind) : source.zero(g);
     for (int64_t k = 0; k < layout.group; k += 8) {
-      uint32_t word = 0;
-      for (int64_t i = 0; i < 8; i++) {
-        const int64_t input = g * layout.group + k + i;
-        const uint32_t value = source.values && input < matrix.inputs ? source.values[input] : zero;
-        word |= (value & 15u) << (i / 2 * 4 + i % 2 * 16);
-      }
+      const int64_t input = g * layout.group + k, left = source.values ? matrix.inputs - input : 0;
+      uint64_t codes = zero * 0x0101010101010101u;
+      if (left >= 8)
+        __builtin_memcpy(&codes, source.values + input, 8);
+      else if (left > 0)
+        __builtin_memcpy(&codes, source.values + input, (size_t)left);
+      const uint32_t word = int4_word(codes);
       __builtin_memcpy(to + k / 8 * kStepBytes + lane * 4, &word, 4);
     }
     pack_scales(matrix.kind, layout, source, g, lane, panel);

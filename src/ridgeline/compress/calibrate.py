@@ -4,8 +4,9 @@ A program is data, so every family is calibrated by the same code: what an op re
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -129,10 +130,10 @@ class Flow:
             self._memories = self._new_memories()
         return [dict(values) for values in self.values]
 
-    def run(self, number: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Compute an op on all windows, and drop what no later one reads."""
-        op = self._program.ops[number]
-        for values, memory in zip(self.values, self._memories, strict=True):
+    def run(self, numbers: Iterable[int], weights: Mapping[str, torch.Tensor]) -> None:
+        """Compute ops on all windows, and drop what no later one reads."""
+        for number, (values, memory) in product(numbers, zip(self.values, self._memories, strict=True)):
+            op = self._program.ops[number]
             compute(op, weights, values, memory)
             for name in (*op.inputs, *op.outputs):
                 if self._last_reader.get(name, -1) <= number:
@@ -158,7 +159,7 @@ def statistics_of(rows: Sequence[torch.Tensor]) -> Statistics | None:
         total_K += x_TK.abs().sum(0)
         if len(x_TK):
             largest_K = torch.maximum(largest_K, x_TK.abs().amax(0))
-    return Statistics(hessian_KK / num_rows, total_K / num_rows, largest_K, num_rows)
+    return Statistics(hessian_KK.div_(num_rows), total_K / num_rows, largest_K, num_rows)
 
 
 def readers(program: Program, name: str) -> list[Op]:

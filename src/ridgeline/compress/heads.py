@@ -27,6 +27,7 @@ from ridgeline.core.step import IntArray
 from ridgeline.program.lower.heads import MedusaHeads, lower_eagle, lower_medusa, tapped
 from ridgeline.program.op import FEATURES, LOGIT_ROWS, Program
 from ridgeline.spec.reader import ConfigReader
+from ridgeline.weights.checkpoint import SINGLE
 from ridgeline.weights.heads import AUX_LAYERS, MODULES, read_eagle
 from ridgeline.weights.save import new_folder, write_tensors
 
@@ -211,7 +212,7 @@ def train_head(
         if progress.held_out is not None:
             weights = as_arrays(drafting.named_weights())
             config, tensors = head.stored({name: to_dtype(weight, BFLOAT16) for name, weight in weights.items()})
-            write_tensors(partial, tensors)
+            write_tensors(partial / SINGLE, tensors)
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return partial
 

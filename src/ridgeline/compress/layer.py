@@ -7,6 +7,7 @@ and every matrix that reads them multiplied: what the layer computes stays the s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ridgeline.backends.reference.ops.experts import gated
@@ -14,6 +15,7 @@ from ridgeline.backends.reference.tensors import as_tensor
 from ridgeline.compress.calibrate import Flow, readers, statistics_of
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.methods import Method, Statistics, rtn, wanda
+from ridgeline.core.dtypes import Array
 from ridgeline.program.op import Op, Program
 from ridgeline.program.ops.dense import NORMS, NormAttrs
 from ridgeline.program.ops.experts import ExpertsAttrs
@@ -60,16 +62,21 @@ class LayerQuantizer:
         self._program, self._method, self._grids, self._dtype = program, method, grids, dtype
         self._chosen = frozenset(grids)
 
-    def quantize(self, ops: range, flow: Flow, weights: Mapping[str, torch.Tensor]) -> QuantizedLayer:
-        """Run a layer's ops on `flow` with float32 `weights`, quantizing its matrices on the way."""
+    def quantize(self, ops: range, flow: Flow, weights: Mapping[str, Array]) -> QuantizedLayer:
+        """Run a layer's ops on `flow` with float32 `weights`, quantizing its matrices on the way.
+
+        Where nothing has to be computed, memory holds one of the weights at a time.
+        """
         made, done = QuantizedLayer(), set[str]()
-        made.effective = {name: weight.clone() if weight.ndim == 3 else weight for name, weight in weights.items()}
         members = [self._program.ops[number] for number in ops]
+        names = dict.fromkeys(name for op in members for name in op.weights)
         if not self._method.NEEDS_STATISTICS:
-            for name in {name: None for op in members for name in op.weights if name in self._chosen}:
+            for name in filter(self._chosen.__contains__, names):
+                made.effective = {name: as_tensor(np.array(weights[name]))}
                 for key, weight_NK in _matrices(name, made.effective[name]):
                     self._one(key, weight_NK, None, None, made)
             return made
+        made.effective = {name: as_tensor(np.array(weights[name])) for name in names}
         for number, op in zip(ops, members, strict=True):
             if not self._chosen.isdisjoint(op.weights):
                 value = op.inputs[1 if op.kind == "latent_attention" else 0]
@@ -78,7 +85,7 @@ class LayerQuantizer:
                     self._matrices_of(value, members, flow, made)
                 if op.kind == "experts":
                     self._down_of(op, flow, made)
-            flow.run(number, made.effective)
+            flow.run([number], made.effective)
         return made
 
     def _matrices_of(self, value: str, ops: Sequence[Op], flow: Flow, made: QuantizedLayer) -> None:

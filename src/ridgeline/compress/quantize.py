@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 
 from ridgeline import __version__
 from ridgeline.backends.reference.tensors import DTYPES as TORCH_DTYPES
-from ridgeline.backends.reference.tensors import as_array, as_tensor
+from ridgeline.backends.reference.tensors import as_array, as_tensors
 from ridgeline.compress.calibrate import Flow, layers_of, tokenizer_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
 from ridgeline.compress.mix import wide_matrices
 from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.rotate import RotatedWeights
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import write_whole
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
@@ -48,7 +49,7 @@ from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.packing.outliers import in_given_order
 from ridgeline.weights.quality import QUALITY_FILE, quality_path
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
-from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
+from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors, write_tensors
 
 if TYPE_CHECKING:
     from ridgeline.weights.gguf.write import GgufWriter
@@ -77,13 +78,20 @@ class QuantizeJob:
         self._form, self._method = recipe.form(), load(recipe.method)
         self._written: str | None = getattr(self._method, "FORMAT", None)
         self._is_bitsandbytes = self._form.code == "nf4" or self._written == "llm-int8"
-        self._spec = read_spec(folder.config)
+        own = read_spec(folder.config)
+        is_untied = recipe.rotate and own.head is not None and own.head.tied
+        self._config = {**folder.config, **({"tie_word_embeddings": False} if is_untied else {})}
+        self._spec = read_spec(self._config) if is_untied else own
         program = lower(self._spec)
         self._program = for_context(program, min(recipe.length, program.context_length))
         self._dtype = str(folder.config.get("dtype", folder.config.get("torch_dtype")) or "float32")
         if self._dtype not in DTYPES:
             raise ConfigError(f"config.json's dtype {self._dtype!r} is not supported; it must be {', '.join(DTYPES)}")
         self._sources = _sources(folder, self._spec, self._program)
+        weights, plain = (StreamedWeights(folder, own, lower(own), each) for each in (FLOAT32, DTYPES[self._dtype]))
+        rotated = RotatedWeights(folder.name, self._program, weights, recipe.seed) if recipe.rotate else None
+        self._weights: Mapping[str, Array] = rotated or weights
+        self._plain: Mapping[str, Array] = rotated or plain  # those that stay as they are
         self.left_out = _left_out(self._program, self._sources, self._form)
         self._chosen = quantized_names(self._program, embeddings=False) - self.left_out.keys()
         if not self._chosen:
@@ -97,15 +105,14 @@ class QuantizeJob:
 
     def run(self, report: Callable[[Progress], None]) -> Path:
         """Write all shards and everything beside them into the partial folder, and return it."""
-        weights = StreamedWeights(self._folder, self._spec, self._program, FLOAT32)
         batches = self._windows() if self.calibrates or self._recipe.mixed_bits is not None else []
-        self._wide = self._begin(weights, batches)
+        self._wide = self._begin(batches)
         with torch.inference_mode():
-            self._quantize(weights, Flow(self._program, batches if self.calibrates else []), report)
+            self._quantize(Flow(self._program, batches if self.calibrates else []), report)
         self._finish()
         return self.partial
 
-    def _quantize(self, weights: Mapping[str, Array], flow: Flow, report: Callable[[Progress], None]) -> None:
+    def _quantize(self, flow: Flow, report: Callable[[Progress], None]) -> None:
         """Write the shards that are not there yet."""
         dtype = TORCH_DTYPES[self._dtype]
         grids = {name: Grid(INT8 if name in self._wide else self._form, dtype) for name in self._chosen}
@@ -114,19 +121,16 @@ class QuantizeJob:
             shard, names = self._shard(index), _weights_of(self._program, ops)
             if not shard.exists():
                 before = flow.begin_layer()
-                made = quantizer.quantize(ops, flow, {name: as_tensor(weights[name]) for name in names})
-                self._write(shard, names, weights, made)
+                self._write(shard, names, quantizer.quantize(ops, flow, self._weights))
                 flow.values = before
             self.reports += [MatrixReport(**each) for each in json.loads(_reports_of(shard).read_text())]
             report(Progress(index + 1, len(self._layers), self.reports))
             if self.calibrates and index + 1 < len(self._layers):
-                stored = {name: as_tensor(array) for name, array in self._read(shard, names, weights).items()}
                 flow.begin_layer()
-                for number in ops:
-                    flow.run(number, stored)
+                flow.run(ops, self._read(shard, names))
         inside = {name for ops in self._layers for name in _weights_of(self._program, ops)}
         rest = [name for name in self._program.weights if name not in inside]
-        self._write(self._shard(len(self._layers)), rest, weights, QuantizedLayer())
+        self._write(self._shard(len(self._layers)), rest, QuantizedLayer())
 
     def publish(self, gguf: "GgufWriter | None" = None) -> None:
         """Let the folder appear under its own name, or the file that is written of it."""
@@ -159,7 +163,7 @@ class QuantizeJob:
 
     # ---- parts
 
-    def _begin(self, weights: Mapping[str, Array], batches: Sequence[torch.Tensor]) -> frozenset[str]:
+    def _begin(self, batches: Sequence[torch.Tensor]) -> frozenset[str]:
         """Make the partial folder, or go on with one of the same work; return the weights that get 8 bits.
 
         Raises ConfigError for a folder of other work.
@@ -178,7 +182,7 @@ class QuantizeJob:
             dtype = TORCH_DTYPES[self._dtype]
             wide = wide_matrices(
                 self._program,
-                {name: as_tensor(weights[name]) for name in self._program.weights},
+                as_tensors(dict(self._weights)),
                 batches,
                 self._together(),
                 (Grid(self._form, dtype), Grid(INT8, dtype)),
@@ -186,8 +190,7 @@ class QuantizeJob:
                 self._recipe.budget_kl or 0.0,
                 self._recipe.seed,
             )
-        self.partial.mkdir(parents=True, exist_ok=True)
-        _write_text(path, json.dumps({"sha256": digest, "wide": sorted(wide)}))
+        write_whole(path, json.dumps({"sha256": digest, "wide": sorted(wide)}).encode())
         return wide
 
     def _together(self) -> list[frozenset[str]]:
@@ -208,7 +211,7 @@ class QuantizeJob:
     def _shard(self, index: int) -> Path:
         return self.partial / f"model-{index + 1:05}-of-{len(self._layers) + 1:05}.safetensors"
 
-    def _write(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array], made: QuantizedLayer) -> None:
+    def _write(self, shard: Path, names: Sequence[str], made: QuantizedLayer) -> None:
         """Write the checkpoint's tensors of these weights: all of a shard, or nothing."""
         dtype, tensors = DTYPES[self._dtype], dict[str, Array]()
         for name, source in self._sources_of(names):
@@ -225,26 +228,24 @@ class QuantizeJob:
                 else:
                     tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
                 continue
-            plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else weights[key[0]] for key in keys]
+            plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else self._plain[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
             alone = replace(source.rename, source=name, experts=source.rename.experts and source.expert is None)
             tensors |= stored_tensors(alone, parts)
-        _write_text(_reports_of(shard), json.dumps([asdict(report) for report in made.reports]))
-        partial = shard.with_name(shard.name + ".partial")
-        save_file(tensors, partial, metadata={"format": "pt"})
-        partial.replace(shard)
+        write_whole(_reports_of(shard), json.dumps([asdict(report) for report in made.reports]).encode())
+        write_tensors(shard, tensors)
 
-    def _read(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array]) -> dict[str, Array]:
+    def _read(self, shard: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return weights as a shard has them, in float32."""
         checkpoint = unpacked(Checkpoint.of_file(shard), {QUANTIZATION: self._quantization_config()}, FLOAT32)
-        found = {name: np.array(weights[name]) for name in names}
+        found = {name: np.array(self._weights[name]) for name in names}
         for name, source in self._sources_of(names):
             values = source.arranged(to_dtype(checkpoint.read(name, 0, WHOLE), FLOAT32))
             for target in source.rename.targets:
                 into = found[target] if source.expert is None else found[target][source.expert]
                 rows = source.rows(self._program, target, slice(None))
                 into[...] = take_ranges(values, source.row_dim, rows)
-        return found
+        return as_tensors(found)
 
     def _sources_of(self, names: Sequence[str]) -> list[tuple[str, Source]]:
         wanted = set(names)
@@ -258,10 +259,10 @@ class QuantizeJob:
             "metadata": {"total_size": sum(shard.stat().st_size for shard in shards)},
             "weight_map": {name: shard.name for name, shard in sorted(entries.items())},
         }
-        _write_text(self.partial / INDEX, json.dumps(index, indent=1))
-        config = {key: value for key, value in self._folder.config.items() if key not in ("quantization", QUANTIZATION)}
+        write_whole(self.partial / INDEX, json.dumps(index, indent=1).encode())
+        config = {key: value for key, value in self._config.items() if key not in ("quantization", QUANTIZATION)}
         config |= {QUANTIZATION: quantization} if (quantization := self._quantization_config()) else {}
-        _write_text(self.partial / "config.json", json.dumps(config, indent=2))
+        write_whole(self.partial / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         copy_beside(self._folder.path, self.partial, "config.json", *NOT_COPIED)
 
     def _quantization_config(self) -> dict[str, object] | None:
@@ -340,9 +341,3 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
 
 def _reports_of(shard: Path) -> Path:
     return shard.with_name(REPORTS.format(shard.stem))
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)

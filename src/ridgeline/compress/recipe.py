@@ -61,6 +61,9 @@ class Recipe(Calibration):
         "--mean-bits where that is given.",
         above=0,
     )
+    rotate: bool = option(
+        False, "Rotate hidden states first, so that outliers of a channel become a part of all; a tied head is untied."
+    )
 
     def __post_init__(self) -> None:
         Calibration.__post_init__(self)
@@ -96,12 +99,11 @@ class Recipe(Calibration):
             if self.group_size is not None or self.zero_points or self.mixed_bits is not None:
                 raise ConfigError(f"method {self.method} rounds nothing; leave options of rounding out")
             return StoredFormat("uniform", 8, 4)  # inputs of which two are zero
+        bits = 8 if self.bits == 8 else 4
         if self.method == "hqq":
             if self.zero_points or self.mixed_bits is not None or self.group_size not in (None, *GROUP_SIZES):
-                raise ConfigError(
-                    "method hqq has groups of 32, 64 or 128 and zeros of its own; leave other options out"
-                )
-            return StoredFormat("uniform", 8 if self.bits == 8 else 4, self.group_size or 64, "minima")
+                raise ConfigError("method hqq has groups of 32, 64 or 128 and its own zeros; leave other options out")
+            return StoredFormat("uniform", bits, self.group_size or 64, "minima")
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
@@ -110,9 +112,7 @@ class Recipe(Calibration):
         if group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ConfigError(f"group_size must be one of {sizes}, or 0 with 8 bits, got {group_size}")
-        return StoredFormat(
-            "uniform", 8 if self.bits == 8 else 4, group_size, "points" if self.zero_points else "fixed"
-        )
+        return StoredFormat("uniform", bits, group_size, "points" if self.zero_points else "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,10 @@ def times_outer(scales_NG: Float32s, outer_N1: Float32s) -> Float32s:
 
 def nibbles(packed: Bytes) -> Bytes:
     """Return the two 4-bit codes of every byte, [.., n] as [.., 2 n], that of the low bits first."""
-    halves = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    return halves.reshape(*packed.shape[:-1], -1)
+    wide = packed.astype(np.uint16, order="C")
+    wide |= wide << np.uint16(4)
+    wide &= np.uint16(0x0F0F)
+    return wide.view(np.uint8)
 
 
 def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:

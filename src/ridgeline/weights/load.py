@@ -5,7 +5,7 @@ backends whose kernels compute with it, where nobody asked for another quantizat
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,7 +61,7 @@ class StreamedWeights(Mapping[str, Array]):
 
     def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]) -> None:
         self.checkpoint, self._sources = open_checkpoint(folder, spec, program, dtype)
-        self._program = program
+        self.program = program
         found = {} if isinstance(self.checkpoint, Checkpoint) else _formats(self.checkpoint, self._sources)
         self.formats: Mapping[str, StoredFormat] = found
         self._dtypes = dict.fromkeys(program.weights, dtype) | dict.fromkeys(float32_weights(program), FLOAT32)
@@ -70,10 +70,10 @@ class StreamedWeights(Mapping[str, Array]):
         return self.rows(name, slice(None))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._program.weights)
+        return iter(self.program.weights)
 
     def __len__(self) -> int:
-        return len(self._program.weights)
+        return len(self.program.weights)
 
     def rows(self, name: str, part: slice) -> Array:
         """Return the outputs `part` of a weight: rows of a matrix or a vector, or of every matrix of a stack.
@@ -97,20 +97,28 @@ class StreamedWeights(Mapping[str, Array]):
 
     def matrix(self, name: str, expert: int = 0, part: slice = slice(None)) -> StoredMatrix:
         """Return rows of one of `formats`, or of one expert of it. Raises ModelLoadError for a damaged tensor."""
+        return self.matrix_rows(name, expert)(part)
+
+    def matrix_rows(self, name: str, expert: int = 0) -> Callable[[slice], StoredMatrix]:
+        """Return `matrix` of any rows, whose file stays mapped as long as that lives."""
         assert not isinstance(self.checkpoint, Checkpoint), "a plain checkpoint has no stored matrices"
-        found = self._sources[name]
+        found, entries = self._sources[name], self.checkpoint.entries
         stored, source = found[0] if len(found) == 1 else found[expert]
         is_stack = source.rename.experts and source.expert is None
-        rows = source.rows(self._program, name, part)
-        matrix = joined([self.checkpoint.matrix(stored, expert if is_stack else None, some) for some in rows])
-        for numbers in (matrix.scales, matrix.minima):
-            if numbers is not None and not np.isfinite(numbers).all():
-                file = self.checkpoint.entries[stored].file
-                raise ModelLoadError(f"{file}: tensor {stored!r}: a scale is NaN or infinite; the file is damaged")
-        return matrix
+        read = self.checkpoint.matrix(stored, expert if is_stack else None)
+
+        def rows_of(part: slice) -> StoredMatrix:
+            matrix = joined([read(some) for some in source.rows(self.program, name, part)])
+            for numbers in (matrix.scales, matrix.minima):
+                if numbers is not None and not np.isfinite(numbers).all():
+                    what = f"{entries[stored].file}: tensor {stored!r}: a scale is NaN or infinite"
+                    raise ModelLoadError(f"{what}; the file is damaged")
+            return matrix
+
+        return rows_of
 
     def _read(self, stored: str, source: Source, target: str, part: slice) -> Array:
-        rows = source.rows(self._program, target, part)
+        rows = source.rows(self.program, target, part)
         array = self.checkpoint.read(stored, source.stored_row_dim, rows)
         if not all_finite(array):
             file = self.checkpoint.entries[stored].file

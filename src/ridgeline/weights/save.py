@@ -36,7 +36,7 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], 
     unnamed = sorted(set(weights) - written)
     if unnamed:
         raise ModelLoadError(f"{spec.model_type} has no tensor name for {', '.join(unnamed[:10])}")
-    write_tensors(folder, tensors)
+    write_tensors(folder / SINGLE, tensors)
 
 
 def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) -> None:
@@ -44,7 +44,7 @@ def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) ->
     if not model.is_dir():
         raise ModelLoadError(f"{model} is one file, and its tensors come with it: give a folder of new weights")
     copy_beside(model, folder)
-    write_tensors(folder, {name: contiguous(tensor) for name, tensor in tensors.items()})
+    write_tensors(folder / SINGLE, {name: contiguous(tensor) for name, tensor in tensors.items()})
 
 
 def copy_beside(model: Path, folder: Path, *left_out: str) -> None:
@@ -69,12 +69,12 @@ def publish(partial: Path, out: Path) -> None:
     partial.rename(out)
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
-    """Write `model.safetensors`, which appears whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / (SINGLE + ".partial")
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write a file of safetensors, which appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
     save_file(dict(tensors), partial, metadata={"format": "pt"})
-    partial.replace(folder / SINGLE)
+    partial.replace(path)
 
 
 def stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Array]:
@@ -86,6 +86,7 @@ def stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Arr
     dim = Source(rename).row_dim
     before, after = targets[0].shape[:dim], targets[0].shape[dim + 1 :]
     parts = [target.reshape(*before, rename.groups, -1, *after) for target in targets]
-    tensor = np.concatenate(parts, axis=dim + 1).reshape(*before, -1, *after)
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim + 1)
+    tensor = whole.reshape(*before, -1, *after)
     tensor = tensor.swapaxes(-2, -1) if rename.transpose else tensor[:, None] if rename.depthwise else tensor
     return {rename.source: contiguous(tensor)}

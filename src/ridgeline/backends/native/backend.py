@@ -20,6 +20,7 @@ from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize,
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import DTYPES, Array
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.files import read_ahead
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
 from ridgeline.cost.account import weight_bytes
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 MAX_HEAD_DIM = 576  # of the attention kernels
 MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
+AHEAD_SHARE = 0.5  # of free memory: what files take at most that are read ahead, and packed weights beside them as much
 
 log = get_logger("native")
 
@@ -105,7 +107,10 @@ class NativePlan:
         from ridgeline.backends.native.executable import NativeExecutable
 
         host.retain_freed_memory()
-        store = self._open_store(program)
+        store, files = self._open_store(program), self.model.folder.weight_files()
+        fits = sum(path.stat().st_size for path in files) < AHEAD_SHARE * host.available_bytes()
+        if (store is None or store.is_empty) and self.model.tensors is None and fits:
+            read_ahead(files)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
         try:
             executable = NativeExecutable(

@@ -6,7 +6,7 @@ Each part is made from the checkpoint's tensors once, or found in a pack that an
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,12 +22,14 @@ from ridgeline.weights.load import StreamedWeights
 
 PANEL = 32
 HALF = PANEL // 2
-MIN_PANELS_PER_TASK = 8
+PANELS_PER_TASK = 8
 ALL = slice(None)
 KINDS: Mapping[np.dtype[Any], str] = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
 Tensors = Mapping[str, Array]
 Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # values, scales, zero points
+ReadRows = Callable[[np.ndarray], tuple[Rows, np.ndarray]]
+"""Returns rows of a matrix, those asked for among them, and their numbers; both are rising."""
 
 
 class Store(Protocol):
@@ -146,28 +148,21 @@ class NativeWeights:
         def tensors() -> list[Array]:
             return [self.tensor(source) for source in sources]
 
-        def stored(expert: int) -> Rows:
+        def read(expert: int) -> ReadRows:
             if form.stored:
-                assert self._prequantized is not None
-                whole = joined([self._prequantized.matrix(source, expert) for source in sources])
-                if form.kind == "e4m3" and ((whole.codes & 127) == 127).any():
-                    raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
-                return _rows(whole, slice(inputs))
+                return self._stored(sources, expert, slice(inputs))
             rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
             return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
-        return self._packed(name, stored, order, inputs, form, num_experts, self._order(name, sources[0], form))
+        return self._packed(name, read, order, inputs, form, num_experts, self._order(name, sources[0], form))
 
     def outliers(self, name: str, sources: Sequence[str], shape: tuple[int, int], form: MatrixFormat) -> _native.Matrix:
         """Pack the columns of the inputs that keep 16 bits, which `matrix` leaves out."""
         first, wide = shape[1] - form.outliers, replace(form, inputs="int16", outliers=0)
 
-        def columns(expert: int) -> Rows:
-            assert self._prequantized is not None
-            return _rows(joined([self._prequantized.matrix(source) for source in sources]), slice(first, None))
-
+        read = partial(self._stored, sources, inputs=slice(first, None))
         at = self._order(name, sources[0], form) + first * np.dtype(np.int32).itemsize
-        return self._packed(f"{name}.outliers", columns, np.arange(shape[0]), form.outliers, wide, 1, at)
+        return self._packed(f"{name}.outliers", read, np.arange(shape[0]), form.outliers, wide, 1, at)
 
     def rows(
         self, name: str, make: Callable[[int], Array], order: np.ndarray, inputs: int, form: MatrixFormat
@@ -178,14 +173,14 @@ class NativeWeights:
     def _packed(
         self,
         name: str,
-        make: Callable[[int], Rows],
+        read: Callable[[int], ReadRows],
         order: np.ndarray,
         inputs: int,
         form: MatrixFormat,
         num_experts: int,
         inputs_from: int = 0,
     ) -> _native.Matrix:
-        """Pack rows `order` of what `make` returns for expert 0; the other experts' lie behind it.
+        """Pack rows `order` of what `read` says for expert 0; the other experts' lie behind it.
 
         `inputs_from`: the address of the order of the inputs, 0 where there is none.
         """
@@ -200,7 +195,7 @@ class NativeWeights:
                 num_bytes = describe(0).num_bytes
                 memory = self._memory.take(num_experts * num_bytes)
                 for expert in range(num_experts):
-                    self._pack(describe(address(memory) + expert * num_bytes), make(expert), order)
+                    self._pack(describe(address(memory) + expert * num_bytes), read(expert), order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
@@ -219,26 +214,49 @@ class NativeWeights:
 
         return address(self._part(f"{name}.order", order))
 
-    def _quantize(self, rows_NK: Array, form: MatrixFormat) -> Rows:
-        """Convert to the format's kind: return values, and for integers scales and maybe zero points."""
+    def _quantize(self, rows_NK: Array, form: MatrixFormat) -> ReadRows:
+        """Convert to the format's kind: values, and for integers scales and maybe zero points."""
         match form.kind:
             case "f32":
-                return contiguous(float32(rows_NK)), None, None
+                rows: Rows = contiguous(float32(rows_NK)), None, None
             case "bf16":
-                return contiguous(to_dtype(rows_NK, BFLOAT16)).view(np.uint16), None, None
+                rows = contiguous(to_dtype(rows_NK, BFLOAT16)).view(np.uint16), None, None
             case _:
-                return _rows(quantize(form.scheme_name, rows_NK, form.stored_format, self._threads.map))
+                rows = _rows(quantize(form.scheme_name, rows_NK, form.stored_format, self._threads.map))
+        return lambda wanted: (rows, np.arange(len(rows_NK)))
 
-    def _pack(self, matrix: _native.Matrix, rows: Rows, order: np.ndarray) -> None:
+    def _stored(self, sources: Sequence[str], expert: int, inputs: slice) -> ReadRows:
+        """Read some `inputs` of matrices one below the other as a checkpoint stores them, few rows at a time.
+
+        What is not packed yet stays small, in a core's cache and in memory that is used again.
+        """
+        weights = self._prequantized
+        assert weights is not None
+        ends = np.cumsum([weights.program.weights[source][-2] for source in sources])
+        readers = [weights.matrix_rows(source, expert) for source in sources]
+
+        def read(wanted: np.ndarray) -> tuple[Rows, np.ndarray]:
+            own = zip(readers, [0, *ends], np.split(wanted, np.searchsorted(wanted, ends[:-1])))
+            found = joined([rows_of(slice(rows[0] - at, rows[-1] + 1 - at)) for rows_of, at, rows in own if len(rows)])
+            assert len(found.codes) == len(wanted), "those of a source follow one another"
+            if found.format.code == "e4m3" and ((found.codes & 127) == 127).any():
+                raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
+            return _rows(found, inputs), wanted
+
+        return read
+
+    def _pack(self, matrix: _native.Matrix, read: ReadRows, order: np.ndarray) -> None:
         padded = np.full(matrix.num_panels * PANEL, -1, dtype=np.int64)
         padded[: len(order)] = order
-        step = max(MIN_PANELS_PER_TASK, matrix.num_panels // 16)
 
         def pack(begin: int) -> None:
-            end = min(begin + step, matrix.num_panels)
-            _native.pack(self._level, matrix, *rows, padded, begin, end)
+            end, own = min(begin + PANELS_PER_TASK, matrix.num_panels), np.full_like(padded, -1)
+            wanted = padded[begin * PANEL : end * PANEL]
+            rows, numbers = read(np.sort(wanted[wanted >= 0]))
+            own[begin * PANEL : end * PANEL] = np.where(wanted < 0, -1, np.searchsorted(numbers, wanted))
+            _native.pack(self._level, matrix, *rows, own, begin, end)
 
-        list(self._threads.map(pack, range(0, matrix.num_panels, step)))
+        list(self._threads.map(pack, range(0, matrix.num_panels, PANELS_PER_TASK)))
 
     def _part(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         if name not in self._parts:

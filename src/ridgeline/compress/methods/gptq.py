@@ -39,16 +39,15 @@ def quantize(weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid)
 def _quantize(weight_NK: torch.Tensor, statistics: Statistics, grid: Grid) -> StoredMatrix | None:
     num_inputs = weight_NK.shape[1]
     group = grid.form.group or num_inputs
-    hessian_KK = statistics.hessian_KK.clone()
-    dead_K = hessian_KK.diagonal() == 0
-    hessian_KK.diagonal()[dead_K] = 1
-    weight_NK = torch.where(dead_K, 0.0, weight_NK)
-    order_K = _order(hessian_KK.diagonal(), group)
-    upper_KK = upper_factor(hessian_KK[order_K][:, order_K])
+    diagonal_K = statistics.hessian_KK.diagonal()
+    dead_K = diagonal_K == 0
+    diagonal_K = torch.where(dead_K, 1.0, diagonal_K)
+    order_K = _order(diagonal_K, group)
+    importance_K = diagonal_K[order_K]
+    upper_KK = upper_factor(statistics.hessian_KK[order_K[:, None], order_K], importance_K)
     if upper_KK is None:
         return None
-    w_NK = weight_NK[:, order_K].clone()
-    importance_K = hessian_KK.diagonal()[order_K]
+    w_NK = torch.where(dead_K, 0.0, weight_NK)[:, order_K]
     codes_NK = torch.empty_like(w_NK)
     scales: list[torch.Tensor] = []
     zeros: list[torch.Tensor] = []
@@ -89,16 +88,21 @@ def _order(diagonal_K: torch.Tensor, group: int) -> torch.Tensor:
     return (within_GS + group * torch.arange(len(d_GS))[:, None])[groups_G].flatten()
 
 
-def upper_factor(hessian_KK: torch.Tensor) -> torch.Tensor | None:
-    """Return U with Uᵀ U the inverse of the damped matrix, float32; None where no damping makes it invertible."""
-    h_KK = hessian_KK.double() if len(hessian_KK) <= DOUBLE_UP_TO else hessian_KK.clone()
-    mean = h_KK.diagonal().mean()
+def upper_factor(hessian_KK: torch.Tensor, diagonal_K: torch.Tensor) -> torch.Tensor | None:
+    """Return U with Uᵀ U the inverse of the damped matrix, whose diagonal is given, float32.
+
+    None where no damping makes it invertible. Two more matrices as large are in memory, whatever is tried.
+    """
+    work_KK = hessian_KK.double() if len(hessian_KK) <= DOUBLE_UP_TO else hessian_KK.clone()
+    factor_KK, info = torch.empty_like(work_KK), torch.empty((), dtype=torch.int32)
+    diagonal_K = diagonal_K.to(work_KK.dtype)
     for damping in DAMPINGS:
-        damped_KK = h_KK.clone()
-        damped_KK.diagonal().add_(damping * mean)
-        lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
-        if not failed:
-            upper_KK, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_KK), upper=True)
-            if not failed and bool(upper_KK.isfinite().all()):
-                return upper_KK.float()
+        work_KK.copy_(hessian_KK)
+        work_KK.diagonal().copy_(diagonal_K + damping * diagonal_K.mean())
+        torch.linalg.cholesky_ex(work_KK, out=(factor_KK, info))
+        if not info:
+            torch.cholesky_inverse(factor_KK, out=work_KK)
+            torch.linalg.cholesky_ex(work_KK, upper=True, out=(factor_KK, info))
+            if not info and bool(factor_KK.isfinite().all()):
+                return factor_KK.float()
     return None

@@ -18,10 +18,9 @@ def quantize(weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid)
     """Return the matrix with its zeros; as `wanda` where nothing is known of its inputs, or they are all alike."""
     if statistics is None:
         return wanda.by_magnitude(weight_NK)
-    hessian_KK = statistics.hessian_KK.clone()
-    dead_K = hessian_KK.diagonal() == 0
-    hessian_KK.diagonal()[dead_K] = 1
-    upper_KK = gptq.upper_factor(hessian_KK)
+    diagonal_K = statistics.hessian_KK.diagonal()
+    dead_K = diagonal_K == 0
+    upper_KK = gptq.upper_factor(statistics.hessian_KK, torch.where(dead_K, 1.0, diagonal_K))
     if upper_KK is None:
         return wanda.quantize(weight_NK, statistics, grid)
     w_NK = torch.where(dead_K, 0.0, weight_NK.float())

@@ -12,7 +12,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class PackedCheckpoint:
         for index, matrix in enumerate(out):
             begin = 0
             for part in rows:
-                decoded = dequantize(self.matrix(name, index if stack else None, part), self._dtype)
+                decoded = dequantize(self.matrix(name, index if stack else None)(part), self._dtype)
                 assign(matrix[begin : begin + len(decoded)], decoded)
                 begin += len(decoded)
         out = out.reshape(*stack, num_rows, num_inputs)
@@ -94,11 +94,11 @@ class PackedCheckpoint:
         parts = self._packed[name].parts if name in self._packed else (name,)
         return sum(self._stored.entries[part].num_bytes for part in parts)
 
-    def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
-        """Return rows of a packed matrix, or of matrix `index` of a packed stack."""
+    def matrix(self, name: str, index: int | None) -> Callable[[slice], StoredMatrix]:
+        """Return what reads rows of a packed matrix, or of matrix `index` of a packed stack; its file stays mapped."""
         packed = self._packed[name]
         parts = [self._stored.tensor(part) for part in packed.parts]
-        return packed.matrix(parts if index is None else [part[index] for part in parts], rows)
+        return partial(packed.matrix, parts if index is None else [part[index] for part in parts])
 
 
 def names() -> list[str]:

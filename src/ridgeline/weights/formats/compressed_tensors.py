@@ -26,7 +26,7 @@ from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, from_e8m0,
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
-from ridgeline.weights.packing.bits import unpacked, unpacked_lanes
+from ridgeline.weights.packing.bits import unpacked, unpacked_columns, unpacked_lanes
 from ridgeline.weights.packing.fp4 import NVFP4_GROUP, packed_fp4
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, Blocks, ScaledBytes, present, same_scales
@@ -127,14 +127,16 @@ def _of_words(checkpoint: Checkpoint, layer: str, scheme: _Scheme, unused: Seque
     order = input_order(where, checkpoint.tensor(g_idx), groups) if g_idx in entries else None
     whole, zero = groups.count == 1 and bits > 4 and scheme.symmetric, "fixed" if scheme.symmetric else "points"
     integers = Integers.of(groups, bits, zero, scale_type(checkpoint, scales), order, whole=whole)
-    unpack = unpacked_lanes if in_lanes else unpacked
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        codes, points = unpack(parts[0][rows], bits)[:, :num_inputs], None
+        unpack, points = unpacked_lanes if in_lanes else unpacked, None
+        codes = unpack(parts[0][rows], bits)[:, :num_inputs]
         if plain and not scheme.symmetric:
             points = parts[2][rows].view(np.uint8) + np.uint8(1 << (bits - 1))
+        elif not scheme.symmetric and in_lanes:
+            points = unpacked_lanes(parts[2].T, bits)[:, :num_outputs].T[rows]
         elif not scheme.symmetric:
-            points = unpack(parts[2].T, bits)[:, :num_outputs].T[rows]
+            points = unpacked_columns(parts[2].T, bits, rows, num_outputs).T
         return integers.matrix(codes, scheme.blocks.of_rows(parts[1], matrix_shape, rows), points)
 
     names = (*wanted, shape, *present(checkpoint, unused))

@@ -21,7 +21,7 @@ from ridgeline.quant.stored import StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor, without_effect
-from ridgeline.weights.packing.bits import unpacked
+from ridgeline.weights.packing.bits import unpacked, unpacked_columns
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.targets import pattern
 
@@ -91,11 +91,11 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
     integers, middle = Integers.of(groups, bits, zero, scale_type(checkpoint, scales), order), 1 << (bits - 1)
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        codes, zeros, points = unpacked(parts[0][:, rows].T, bits), unpacked(parts[1], bits)[:, :num_outputs], None
+        zeros, points = unpacked_columns(parts[1], bits, rows, num_outputs), None
         if not settings.symmetric:
-            points = (zeros + np.uint8(settings.stores_less) & np.uint8(2 * middle - 1))[:, rows].T
-        elif not ((zeros == middle - 1).all() or (zeros == middle).all()):
+            points = (zeros + np.uint8(settings.stores_less) & np.uint8(2 * middle - 1)).T
+        elif (first := parts[1].flat[0] & 2 * middle - 1) not in (middle - 1, middle) or (zeros != first).any():
             raise ModelLoadError(f"{where}.qzeros differ, but quantization_config says sym=true")
-        return integers.matrix(codes, parts[2][:, rows].T, points)
+        return integers.matrix(unpacked(parts[0][:, rows].T, bits), parts[2][:, rows].T, points)
 
     return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), integers.form, matrix)

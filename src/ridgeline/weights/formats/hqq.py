@@ -66,7 +66,7 @@ def _packed(layer: str, checkpoint: Checkpoint) -> PackedTensor:
         at = np.arange(first * groups.count, max(first, end) * groups.count)
         shifts = (bits[0] * (per_item - 1 - at // step)).astype(parts[0].dtype)[:, None]
         codes = (parts[0][at % step] >> shifts & ((1 << bits[0]) - 1)).astype(np.uint8)
-        scales, zeros = (float32(part)[at].reshape(-1, groups.count)[::by] for part in parts[1:3])
+        scales, zeros = (float32(part[at]).reshape(-1, groups.count)[::by] for part in parts[1:3])
         with np.errstate(all="ignore"):
             minima = -zeros * scales
             minima = minima.astype(np.float16) if scale == "float16" else minima

@@ -1,6 +1,6 @@
 """The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets of families."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -67,11 +67,15 @@ class GgufCheckpoint:
         tensor = self._tensors.get(name)
         return tensor.type.form if tensor is not None and len(tensor.shape) > 1 else None
 
-    def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
-        """Return rows of a stored matrix, or of matrix `index` of a stack."""
-        tensor = self._tensors[name]
-        near, at = self._near(name, tensor if index is None else tensor.matrix(index), (rows,))
-        return near.type.stored_matrix(near.read(), near.shape, at)
+    def matrix(self, name: str, index: int | None) -> Callable[[slice], StoredMatrix]:
+        """Return what reads rows of a stored matrix, or of matrix `index` of a stack."""
+        tensor = self._tensors[name] if index is None else self._tensors[name].matrix(index)
+
+        def rows_of(rows: slice) -> StoredMatrix:
+            near, at = self._near(name, tensor, (rows,))
+            return near.type.stored_matrix(near.read(), near.shape, at)
+
+        return rows_of
 
     def _near(self, name: str, tensor: GgufTensor, ranges: Sequence[slice]) -> tuple[GgufTensor, Index]:
         """Return the smallest part of a tensor that holds `ranges` of its rows, and where in it they are.

@@ -29,6 +29,12 @@ def unpacked_lanes(words: Array, bits: int) -> Bytes:
     return lanes.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
+def unpacked_columns(words_GW: Array, bits: int, columns: slice, count: int) -> Bytes:
+    """Return `columns` of `unpacked` words, which hold `count` of them, and unpack few others."""
+    blocks, within = covering(columns, count, 32)  # of `bits` words of 32 bits
+    return unpacked(words_GW[:, blocks.start * bits : blocks.stop * bits], bits)[:, within]
+
+
 def covering(rows: slice, num_rows: int, per_word: int) -> tuple[slice, slice]:
     """Return the words that hold `rows` of `num_rows`, and where among the rows of these words they are."""
     first, end, step = rows.indices(num_rows)

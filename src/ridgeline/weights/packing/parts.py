@@ -115,8 +115,9 @@ class Integers:
         self, codes: Bytes, scales_NG: Array, points_NG: Bytes | None = None, minima_NG: Array | None = None
     ) -> StoredMatrix:
         """Return codes [N, K] with what each group of the file has. A fixed zero is 2^(bits-1)."""
-        if self.form.zero == "fixed":  # fewer bits around the zero of 4 or 8
-            codes = codes + np.uint8(self.form.fixed_zero - (1 << (self.bits - 1)))
+        above = self.form.fixed_zero - (1 << (self.bits - 1))
+        if self.form.zero == "fixed" and above:  # fewer bits around the zero of 4 or 8
+            codes = codes + np.uint8(above)
         if self.order is not None:
             codes = codes[:, self.order]
         minima = None if minima_NG is None else self._spread(float32(minima_NG))

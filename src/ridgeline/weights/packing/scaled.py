@@ -75,7 +75,7 @@ class ScaledBytes:
 
         def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
             zeros = blocks.of_rows(parts[2].view(np.uint8), shape, rows) ^ offset if points else None
-            scales_NG = blocks.of_rows(self.value(parts[1]), shape, rows)
+            scales_NG = self.value(blocks.of_rows(parts[1], shape, rows))
             return StoredMatrix(form, parts[0][rows].view(np.uint8) ^ offset, scales_NG, zeros)
 
         return PackedTensor(name, shape, (*names, *present(checkpoint, unused)), form, matrix)

@@ -78,6 +78,11 @@ class PackStore:
         return None if found is None else np.frombuffer(found, dtype=np.uint8)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no earlier start has left a pack."""
+        return not self._found
+
+    @property
     def is_cut(self) -> bool:
         """Whether another program has cut off the file that parts were found in."""
         mapping = next((part.obj for part in self._found.values()), None)
