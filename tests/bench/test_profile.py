@@ -138,10 +138,10 @@ def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler
     assert not seen  # looking at a step makes the next one wait
     assert len(told) > 20
     assert {len(load.spans) for load, _, _ in told} >= {1, 3}
-    for load, anew, seconds in told:
-        assert 0 < anew <= 1 and seconds > 0
-        assert anew == 1 or load.num_tokens == len(load.spans)
-    assert any(anew < 0.1 for _, anew, _ in told)
+    for load, behind, seconds in told:
+        assert behind.age >= 0 and seconds > 0
+        assert behind.age == 0 or load.num_tokens == len(load.spans)
+    assert any(behind.age > 3 for _, behind, _ in told) and any(behind.gone for _, behind, _ in told)
     monkeypatch.undo()
     assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
 

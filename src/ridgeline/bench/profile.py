@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from resource import RUSAGE_SELF, getrusage
 from statistics import fmean, median
 
@@ -17,7 +18,7 @@ from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import Calibration, OpTiming, Sample, key_of
+from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.decoding.request import Request
@@ -177,22 +178,23 @@ class Profiler:
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
         return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
 
-    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, float, float]]:
+    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, its `anew_share`, and its seconds; without those in which another process took a
+        Return what each step computed, what it follows, and its seconds; without those in which another process took a
         core from this one, unless that is most of them.
         """
-        loop, executor, asked, started = self._loop, self._engine.executor, list[Request](), time.monotonic()
-        longest, first = max(5, min(MAX_MIXED, self.max_model_len // 2)), loop.journal.steps.num_written
+        loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
+        # Made before: that takes as long as a step.
+        sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
+        asked = [self._request(size, int(self._random.integers(8, 48))) for size in sizes]
+        coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         taken = [getrusage(RUSAGE_SELF).ru_nivcsw]
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
             under_way = len(loop.scheduler.running()) + len(loop.scheduler.waiting)
-            for _ in range(MIXED[index // PART_STEPS % len(MIXED)] - under_way):
-                tokens = int(2 ** self._random.uniform(2, np.log2(longest)))
-                asked.append(self._request(tokens, int(self._random.integers(8, 48))))
-                loop.submit(asked[-1])
+            for request in islice(coming, max(0, MIXED[index // PART_STEPS % len(MIXED)] - under_way)):
+                loop.submit(request)
             loop.step()
             if loop.journal.steps.num_written - first == len(taken):
                 taken.append(getrusage(RUSAGE_SELF).ru_nivcsw)

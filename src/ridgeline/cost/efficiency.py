@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import product
 from math import log2
+from operator import mul
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from ridgeline.program.pricing import ElementBytes
 
-VERSION = 5  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 6  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -31,6 +32,7 @@ BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
+MANY = 64  # tokens of a step
 
 
 class OpTiming(NamedTuple):
@@ -54,19 +56,31 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
-def anew_share(age: int) -> float:
-    """Return how much of what a step takes more that is laid out anew, one takes that is so many steps behind it."""
-    return 0.5**age
+class Behind(NamedTuple):
+    """What a step follows: one that was laid out anew so many steps ago, and whether sequences of the last are gone.
+
+    What laying out takes more is half as much in each step behind.
+    """
+
+    age: float = math.inf
+    gone: bool = False
 
 
 class TimedStep(NamedTuple):
     """One step: what its ops alone are predicted to take, what else makes it longer, and how long it took."""
 
     ops_s: float
+    num_tokens: int
     num_seqs: int
-    num_prompts: int  # of these, sequences with more than one token
-    anew: float  # `anew_share`
+    behind: Behind
     seconds: float
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """What the fields of a Rest multiply."""
+        anew, few_s = 0.5**self.behind.age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
+        prompts = self.num_tokens > self.num_seqs
+        return 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.ops_s - few_s, few_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +88,23 @@ class Rest:
     """Holds what a step takes around its ops: planning, sampling, taking in; some for each sequence.
 
     A step that is not the one before with each sequence a token on takes more: it is laid out anew, and the next ones
-    find caches cold and plans to finish. `ops` is how long ops take among others, by their time in profiled steps.
+    find caches cold and plans to finish. One with prompts takes more, and so does one behind the end of sequences: it
+    is not planned before these are gone. `ops` is how long ops take among others, by their time in profiled steps,
+    where a step has MANY tokens, `few_ops` where it has one; between, it goes by the logarithm.
     """
 
     step_s: float
     sequence_s: float
     anew_s: float = 0.0
     anew_sequence_s: float = 0.0
-    prompt_s: float = 0.0
+    prompts_s: float = 0.0
+    gone_s: float = 0.0
     ops: float = 1.0
+    few_ops: float = 1.0
 
-    def of(self, num_seqs: int, num_prompts: int = 0, *, anew: float = 0.0) -> float:
-        """Return the seconds around a step of `num_seqs` sequences, of which `num_prompts` have several tokens."""
-        more_s = anew * (self.anew_s + self.anew_sequence_s * num_seqs)
-        return self.step_s + self.sequence_s * num_seqs + self.prompt_s * num_prompts + more_s
+    def of(self, step: TimedStep) -> float:
+        """Return the seconds that a step should take."""
+        return sum(map(mul, astuple(self), step.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +273,7 @@ def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
 
     Nothing is negative, and a few steps that something else made long do not count for more than others.
     """
-    parts_NF = np.array([(1, s.num_seqs, s.anew, s.anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
+    parts_NF = np.array([step.parts for step in steps], np.float64)
     measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
     pull_F = 1 / np.maximum(prior_F, MIN_REST_S)

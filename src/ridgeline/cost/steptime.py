@@ -1,8 +1,9 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
-    step = k · Σ pieces predicted + rest,   rest = a + b · sequences + c · prompts + (d + e · sequences) / 2^age
+    step = k · Σ pieces predicted + rest
+    rest = a + b · sequences + (c + d · sequences) / 2^age + e, with prompts + f, where sequences are gone
 
-`age` is how many steps ago one was laid out anew.
+`age` is how many steps ago one was laid out anew; k goes by the tokens of the step.
 
 Over and over, for a simulator: what depends on the numbers of tokens and rows alone is predicted once. No torch.
 """
@@ -11,7 +12,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
+from ridgeline.cost.efficiency import Behind, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
@@ -62,18 +63,15 @@ class StepTime:
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 
-    def seconds(self, load: Load, *, anew: float | None = None) -> float:
-        """Return the predicted seconds of a step with this `anew_share`; None: one that computes prompts has all."""
-        anew = load.num_tokens > len(load.spans) if anew is None else anew
-        return self.rest.ops * self._ops_s(load) + self.rest.of(len(load.spans), _num_prompts(load), anew=anew)
+    def seconds(self, load: Load, behind: Behind | None = None) -> float:
+        """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""
+        if behind is None:
+            behind = Behind(0) if load.num_tokens > len(load.spans) else Behind()
+        return self.rest.of(self._step(load, behind))
 
-    def fitted(self, steps: Iterable[tuple[Load, float, float]]) -> "StepTime":
-        """Return the same with what is around ops as in these steps: load, `anew_share`, seconds."""
-        told = [
-            TimedStep(self._ops_s(load), len(load.spans), _num_prompts(load), anew, seconds)
-            for load, anew, seconds in steps
-        ]
-        found = self.with_rest(fit_rest(told, self.rest))
+    def fitted(self, steps: Iterable[tuple[Load, Behind, float]]) -> "StepTime":
+        """Return the same with what is around ops as in these steps."""
+        found = self.with_rest(fit_rest([self._step(*step) for step in steps], self.rest))
         found.is_rest_fitted = True
         return found
 
@@ -88,6 +86,9 @@ class StepTime:
         found = copy.copy(self)
         found.rest = rest
         return found
+
+    def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
+        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds)
 
     def _ops_s(self, load: Load) -> float:
         """Return what all pieces take when nothing is around them."""
@@ -158,10 +159,6 @@ def pieces_of(program: Program, element: ElementBytes, inputs: InputKind) -> Seq
         OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
         for group in fuse(program)
     ]
-
-
-def _num_prompts(load: Load) -> int:
-    return sum([tokens > 1 for tokens, _ in load.spans]) if load.num_tokens > len(load.spans) else 0
 
 
 def _memory_bytes(costs: Sequence[tuple[_Priced, OpCost]]) -> float:

@@ -20,6 +20,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
+from ridgeline.cost.efficiency import Behind
 from ridgeline.engine.journal import (
     AROUND_FIELDS,
     FIELDS,
@@ -79,8 +80,8 @@ class Recording:
         """Return the spans of a step record, as they were in that step."""
         return spans_of(step, self.spans)
 
-    def timed(self) -> Iterator[tuple[Load, float, float]]:
-        """Yield what each step computed, its `anew_share`, and its seconds."""
+    def timed(self) -> Iterator[tuple[Load, Behind, float]]:
+        """Yield what each step computed, what it follows, and its seconds."""
         return timed_steps(self.steps, self.spans, 1 if self.setup is None else self.setup.depth)
 
     def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:

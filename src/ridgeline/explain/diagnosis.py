@@ -14,6 +14,7 @@ from ridgeline.bench.metrics import Results
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.cost.efficiency import Behind
 from ridgeline.engine.journal import load_of, step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
@@ -154,8 +155,8 @@ class _Gains:
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
         elif cure == "prompts sorted":
             requests = self._evidence.sorted_prompts(requests)
-        for load, anew, _ in self._some(FEW):
-            machine.step_time.seconds(load, anew=anew)  # tells what is not calibrated of it
+        for load, behind, _ in self._some(FEW):
+            machine.step_time.seconds(load, behind)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
         has_own_pace = len(unfitted) < len(was_unfitted)
         # Else what is known of the one is not set against a guess of the other.
@@ -171,7 +172,7 @@ class _Gains:
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 
-    def _some(self, count: int) -> Iterator[tuple[Load, float, float]]:
+    def _some(self, count: int) -> Iterator[tuple[Load, Behind, float]]:
         """Return steps of the recording, at most so many."""
         recording = self._evidence.recording
         return islice(recording.timed(), 0, None, -(-len(recording.steps) // count))
