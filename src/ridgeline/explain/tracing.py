@@ -99,7 +99,7 @@ def _requests(recording: Recording, origin_s: float) -> Iterator[Event]:
         ends_s = min(float(output["queue_s"]), first_s), first_s, latency_s
         begin, *ends = (_ns(output["arrival_s"] + seconds, origin_s) for seconds in (0.0, *ends_s))
         counts = {name: int(output[name]) for name in ("num_prompt", "num_cached", "num_output", "num_preemptions")}
-        about = {"cat": "request", "id": str(seq_id), "pid": REQUESTS, "tid": 0}
+        about = {"cat": "request", "id2": {"local": str(seq_id)}, "pid": REQUESTS, "tid": 0}
         name = f"sequence {seq_id}"
         args = counts | {"end": FINISH_REASONS[output["reason"]]}
         yield {"ph": "b", "name": name, "ts": begin / 1e3, "args": args, **about}
