@@ -243,13 +243,14 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
         if compute is None and memory is None:
             compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples], dominant)
             memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples], dominant)
-    found = Efficiency(compute, memory, power, overhead_s, len(samples), math.inf, math.inf)
-    predicted = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
-    errors = [math.inf if time is None else abs(time / measured - 1) for time, measured in predicted]
-    finite = [error for error in errors if error < math.inf]
-    if not finite:
-        return found
-    return Efficiency(compute, memory, power, overhead_s, len(samples), median(finite), max(finite))
+    return _judged(Efficiency(compute, memory, power, overhead_s), samples)
+
+
+def _judged(found: Efficiency, samples: Sequence[Sample]) -> Efficiency:
+    """Return a fit with its errors over samples, infinite where it knows none of them."""
+    times = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
+    errors = [abs(time / measured - 1) for time, measured in times if time is not None] or [math.inf]
+    return replace(found, num_samples=len(samples), median_error=median(errors), worst_error=max(errors))
 
 
 def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
@@ -262,10 +263,7 @@ def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
             alike.setdefault(round(at / BEND), []).append((at, sample.measured_s / predicted))
     bends = ((median(at for at, _ in each), median(factor for _, factor in each)) for each in alike.values())
     low, high = BENDS
-    found = replace(plain, bends=tuple(sorted((at, min(max(factor, low), high)) for at, factor in bends)))
-    times = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
-    errors = [abs(time / measured - 1) for time, measured in times if time is not None]
-    return replace(found, median_error=median(errors), worst_error=max(errors))
+    return _judged(replace(plain, bends=tuple(sorted((at, min(max(f, low), high)) for at, f in bends))), samples)
 
 
 def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
