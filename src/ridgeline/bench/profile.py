@@ -68,7 +68,7 @@ class StepProfile:
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
-    `rest_s` has what is outside the ops: the engine's parts by name. `behind_s` has those that ran while ops did.
+    `rest_s` has what is outside the ops: the engine's parts by name.
     `stream_bytes_per_s` and `ops_per_s` are the ceilings that the ops are compared with.
     `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
@@ -83,7 +83,6 @@ class StepProfile:
     ops_per_s: dict[InputKind, float]
     ops: Sequence[OpProfile]
     rest_s: dict[str, float]
-    behind_s: dict[str, float]
 
     @property
     def measured_ops_s(self) -> float:
@@ -256,23 +255,19 @@ class Profiler:
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
         _, (record,) = journal.read(journal.num_written - 1)
-        step.step_s = elapsed_s
+        # One whose ops were not timed was started before this one was waited for.
+        is_started = self._overlaps and step.times.ops == ()
+        step.step_s = step.times.batch_s + step.times.run_s + step.times.sample_s if is_started else elapsed_s
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
-        if self._overlaps:
-            step.step_s = step.times.run_s
-            if not step.times.follows:
-                step.step_s += step.times.batch_s + step.times.sample_s
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
         all_timed = sorted((step for step in steps if step.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
         between_ops = [step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed]
-        laying_out = {part: fmean(getattr(step.times, f"{part}_s") for step in timed) for part in ("batch", "sample")}
-        deciding = {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
-        rest, behind = {"between ops": fmean(between_ops)}, {}
-        (behind if all(step.times.follows for step in timed) else rest).update(laying_out)
-        (behind if self._overlaps else rest).update(deciding)
+        rest = {"between ops": fmean(between_ops)}
+        rest |= {part: fmean(getattr(step.times, f"{part}_s") for step in timed) for part in ("batch", "sample")}
+        rest |= {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
         self.pieces = timed[0].ops
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
@@ -287,7 +282,6 @@ class Profiler:
             ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
             rest_s=rest,
-            behind_s=behind,
         )
 
     def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
@@ -302,11 +296,11 @@ class Profiler:
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
                 key, limit = key_of(timing) + roofline.where, roofline.predict(cost, timing.inputs)
-                row.append(_TimedOp(key, cost, limit, timing.seconds))
+                row.append(_TimedOp(key, cost, limit, timing.seconds, step.load.num_tokens))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
             measured_s = median(op.seconds for op in row)  # whoever takes a core takes it for longer than an op
-            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, measured_s))
+            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, measured_s, row[0].num_tokens))
         return [_mean(*labels, row, len(steps), self.calibration) for labels, row in rows.items()]
 
 
@@ -318,6 +312,7 @@ class _TimedOp:
     cost: OpCost
     limit: Prediction
     seconds: float
+    num_tokens: int  # of the step
 
 
 def _num_warm(num_steps: int) -> int:
@@ -332,7 +327,7 @@ def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibr
         limit_s[op.limit.bound] = limit_s.get(op.limit.bound, 0.0) + op.limit.seconds
     predicted: list[float] = []
     if calibration is not None:
-        times = (calibration.predict(op.key, op.limit.compute_s, op.limit.moving_s) for op in row)
+        times = (calibration.predict(op.key, op.limit.compute_s, op.limit.moving_s, op.num_tokens) for op in row)
         predicted = [time for time in times if time is not None]
     return OpProfile(
         label=label,

@@ -1,9 +1,10 @@
 """Efficiencies: what share of each ceiling a kind of op reaches on this machine, fitted on steps that were timed.
 
-    predicted = overhead + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
+    predicted = overhead + t · tokens + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
 
 `compute` and `memory` are the limits of the roofline, so what is fitted is a share of a ceiling. Fitted by medians over
-small grids; shares stay within BOUNDS, and one at a bound is a finding. Cached beside the ceilings. No torch.
+small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention alone has a t, and p = 1: a token
+takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
 """
 
 import math
@@ -17,8 +18,11 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.program.pricing import ElementBytes
+
+FloatArray = npt.NDArray[np.float64]
 
 VERSION = 6  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
@@ -32,6 +36,7 @@ BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
+ADDED_UP = (1e-6, 1e-7, 1.7, 1.3)  # seconds and those of a token; shares of 0.6 and 0.8, where samples do not tell
 MANY = 64  # tokens of a step
 
 
@@ -116,6 +121,7 @@ class Sample:
     compute_s: float
     memory_s: float
     measured_s: float
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,10 @@ class Efficiency:
     median_error: float = 0.0
     worst_error: float = 0.0
     bends: tuple[tuple[float, float], ...] = ()
+    token_s: float = 0.0
 
-    def predict(self, compute_s: float, memory_s: float) -> float | None:
-        """Return the seconds of an op with these limits; None where nothing alike was measured."""
+    def predict(self, compute_s: float, memory_s: float, num_tokens: int = 0) -> float | None:
+        """Return the seconds of an op of a step with these limits; None where nothing alike was measured."""
         compute_share, memory_share = self.compute_share, self.memory_share
         if compute_share is None and memory_share is None:
             return self.overhead_s if compute_s == memory_s == 0 else None
@@ -148,7 +155,8 @@ class Efficiency:
         longest = max(times)
         if longest == 0:
             return self.overhead_s
-        seconds = self.overhead_s + longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
+        seconds = self.overhead_s + self.token_s * num_tokens
+        seconds += longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
         return seconds * self._bend(compute_s, memory_s) if self.bends else seconds
 
     def _bend(self, compute_s: float, memory_s: float) -> float:
@@ -176,10 +184,10 @@ class Calibration:
     stream_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 
-    def predict(self, key: str, compute_s: float, memory_s: float) -> float | None:
+    def predict(self, key: str, compute_s: float, memory_s: float, num_tokens: int = 0) -> float | None:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
         known = self.efficiencies.get(key)
-        return None if known is None else known.predict(compute_s, memory_s)
+        return None if known is None else known.predict(compute_s, memory_s, num_tokens)
 
     def rebased(self, newer: "Calibration") -> Mapping[str, Efficiency]:
         """Return the efficiencies as shares of the ceilings of a newer calibration."""
@@ -209,6 +217,9 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
     for key, found in by_key.items():
         if len(found) < MIN_SAMPLES:
             continue
+        if "attention" in key:
+            fitted[key] = _added_up(found)
+            continue
         shortest = min(sample.measured_s for sample in found)
         candidates = (_candidate(found, power, part * shortest) for power, part in product(POWERS, OVERHEADS))
         best = min(candidates, key=lambda each: (each.median_error, each.worst_error))
@@ -224,7 +235,7 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
         fitted = fit(sample for sample in samples if sample.load != load)
         for sample in samples:
             if sample.load == load and sample.key in fitted:
-                predicted = fitted[sample.key].predict(sample.compute_s, sample.memory_s)
+                predicted = fitted[sample.key].predict(sample.compute_s, sample.memory_s, sample.num_tokens)
                 if predicted is not None and sample.measured_s > 0:
                     errors.append(abs(predicted / sample.measured_s - 1))
     return median(errors) if errors else None
@@ -248,9 +259,17 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
 
 def _judged(found: Efficiency, samples: Sequence[Sample]) -> Efficiency:
     """Return a fit with its errors over samples, infinite where it knows none of them."""
-    times = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
+    times = [(found.predict(s.compute_s, s.memory_s, s.num_tokens), s.measured_s) for s in samples]
     errors = [abs(time / measured - 1) for time, measured in times if time is not None] or [math.inf]
     return replace(found, num_samples=len(samples), median_error=median(errors), worst_error=max(errors))
+
+
+def _added_up(samples: Sequence[Sample]) -> Efficiency:
+    parts_NF = np.array([(1, s.num_tokens, s.compute_s, s.memory_s) for s in samples], np.float64)
+    found = _least_errors(parts_NF, np.array([s.measured_s for s in samples]), np.array(ADDED_UP))
+    overhead_s, token_s, *costs = found.tolist()
+    compute, memory = (min(max(1 / max(each, 1e-9), BOUNDS[0]), BOUNDS[1]) for each in costs)
+    return _judged(Efficiency(compute, memory, 1.0, overhead_s, token_s=token_s), samples)
 
 
 def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
@@ -267,12 +286,17 @@ def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
 
 
 def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
-    """Fit what steps took, by the least sum of |log(predicted ÷ measured)|; `prior` is where they do not tell.
-
-    Nothing is negative, and a few steps that something else made long do not count for more than others.
-    """
+    """Fit what steps took; `prior` is where they do not tell."""
     parts_NF = np.array([step.parts for step in steps], np.float64)
-    measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
+    found_F = _least_errors(parts_NF, np.array([step.seconds for step in steps]), np.array(astuple(prior)))
+    return Rest(*found_F.tolist())
+
+
+def _least_errors(parts_NF: FloatArray, measured_N: FloatArray, prior_F: FloatArray) -> FloatArray:
+    """Return the factors of parts with the least sum of |log(predicted ÷ measured)|, near the prior ones.
+
+    Nothing is negative, and a few that something else made long do not count for more than others.
+    """
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
     pull_F = 1 / np.maximum(prior_F, MIN_REST_S)
     found_F = prior_F
@@ -288,4 +312,4 @@ def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
             is_used[np.flatnonzero(is_used)[solved < 0]] = False
         found_F = np.zeros(len(prior_F))
         found_F[is_used] = solved
-    return Rest(*found_F.tolist())
+    return found_F

@@ -101,11 +101,11 @@ class StepTime:
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
             costs = self._costs(load, varying=False)
-            fixed_s = self._of_pieces(costs, roofline)
-            sampling = roofline.predict(sampling_cost(self._program, load), "f32").moving_s
-            fixed_s += sum(self._seconds(key + roofline.where, 0.0, sampling) for key in self._sampling)
+            fixed_s = self._of_pieces(costs, roofline, load.num_tokens)
+            sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
+            fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
-        return self._of_pieces(varying, roofline) + fixed_s
+        return self._of_pieces(varying, roofline, load.num_tokens) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
@@ -132,20 +132,21 @@ class StepTime:
         """Return what one costs of the pieces that spans decide about, or of the others."""
         return [(each, each.price.cost(load)) for each in self._pieces if each.depends_on_spans is varying]
 
-    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline) -> float:
+    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, num_tokens: int) -> float:
         total_s = 0.0
         for piece, cost in costs:
             limit = roofline.predict(cost, piece.inputs)
             one_s = limit.seconds
             if not self._is_limit:
-                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s)
+                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s, num_tokens)
             total_s += piece.price.count * one_s
         return total_s
 
-    def _seconds(self, key: str, compute_s: float, moving_s: float) -> float:
+    def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
         if self._is_limit:
             return 0.0
-        found = self._calibration.predict(key, compute_s, moving_s) if self._calibration is not None else None
+        known = self._calibration
+        found = None if known is None else known.predict(key, compute_s, moving_s, num_tokens)
         if found is None:
             self.unfitted.add(key)
             found = PRIOR.predict(compute_s, moving_s)
