@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from resource import RUSAGE_SELF, getrusage
 from statistics import fmean, median
 
 import numpy as np
@@ -180,34 +179,29 @@ class Profiler:
     def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, what it follows, and its seconds; without those in which another process took a
-        core from this one, unless that is most of them.
+        Return what each step computed, what it follows, and its seconds.
         """
         loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
         # Made before: that takes as long as a step.
         sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
         asked = [self._request(size, int(self._random.integers(8, 48))) for size in sizes]
         coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
-        taken = [getrusage(RUSAGE_SELF).ru_nivcsw]
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
             under_way = len(loop.scheduler.running()) + len(loop.scheduler.waiting)
             for request in islice(coming, max(0, MIXED[index // PART_STEPS % len(MIXED)] - under_way)):
                 loop.submit(request)
             loop.step()
-            if loop.journal.steps.num_written - first == len(taken):
-                taken.append(getrusage(RUSAGE_SELF).ru_nivcsw)
             if time.monotonic() - started > limit_s:
                 break
         steps = loop.journal.steps.read(first)[1]
         found = list(timed_steps(steps, loop.journal.spans.read(int(steps["first_span"][0]))[1], executor.depth))
-        alone = [step for step, before, after in zip(found, taken, taken[1:]) if before == after][WARM_STEPS:]
         for request in asked:
             loop.abort(request.request_id)
         while loop.step():
             pass
         executor.observer = self
-        return alone if len(alone) > len(found) // 2 else found
+        return found[WARM_STEPS:]
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
