@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 
 from ridgeline.bench.profile import Profiler
@@ -35,12 +36,10 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
         begun, profiled = time.monotonic(), list[list[Sample]]()
         if max(context, prompt + 1) > max_tokens or begun - started + 2 * slowest > LIMIT_S:
             continue
+        run = partial(profiler.decode, batch, context) if context else partial(profiler.prefill, prompt, count=batch)
         while len(profiled) < REPEATS and (not profiled or time.monotonic() - begun < CHEAP_S):
             try:
-                if context:
-                    profile = profiler.decode(batch, context, num_steps)
-                else:
-                    profile = profiler.prefill(prompt, num_steps, count=batch)
+                profile = run(num_steps)
             except ConfigError:
                 break  # the cache has no room for so many
             profiled.append(profiler.samples)

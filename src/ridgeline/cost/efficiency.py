@@ -62,10 +62,7 @@ def key_of(work: OpTiming) -> str:
 
 
 class Behind(NamedTuple):
-    """What a step follows: one that was laid out anew so many steps ago, and whether sequences of the last are gone.
-
-    What laying out takes more is half as much in each step behind.
-    """
+    """What a step follows: one that was laid out anew so many steps ago, and whether sequences of the last are gone."""
 
     age: float = math.inf
     gone: bool = False
@@ -233,12 +230,10 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
     errors: list[float] = []
     for load in dict.fromkeys(sample.load for sample in samples):
         fitted = fit(sample for sample in samples if sample.load != load)
-        for sample in samples:
-            if sample.load == load and sample.key in fitted:
-                predicted = fitted[sample.key].predict(sample.compute_s, sample.memory_s, sample.num_tokens)
-                if predicted is not None and sample.measured_s > 0:
-                    errors.append(abs(predicted / sample.measured_s - 1))
-    return median(errors) if errors else None
+        here = [sample for sample in samples if sample.load == load and sample.key in fitted and sample.measured_s > 0]
+        errors += [_judged(fitted[sample.key], [sample]).median_error for sample in here]
+    known = [error for error in errors if error < math.inf]
+    return median(known) if known else None
 
 
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:

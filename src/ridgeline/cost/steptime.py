@@ -65,9 +65,8 @@ class StepTime:
 
     def seconds(self, load: Load, behind: Behind | None = None) -> float:
         """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""
-        if behind is None:
-            behind = Behind(0) if load.num_tokens > len(load.spans) else Behind()
-        return self.rest.of(self._step(load, behind))
+        usual = Behind(0) if load.num_tokens > len(load.spans) else Behind()
+        return self.rest.of(self._step(load, behind or usual))
 
     def fitted(self, steps: Iterable[tuple[Load, Behind, float]]) -> "StepTime":
         """Return the same with what is around ops as in these steps."""

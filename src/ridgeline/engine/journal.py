@@ -105,8 +105,7 @@ def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
     if depth == 1:
         return plan_s + run_s + behind_s
     begun_s = steps["start_s"] + plan_s
-    between_s = np.minimum(np.diff(begun_s) - run_s[:-1], plan_s[1:] + behind_s[:-1])
-    return run_s + np.append(0.0, np.maximum(between_s, 0.0))
+    return run_s + np.append(0.0, np.clip(np.diff(begun_s) - run_s[:-1], 0.0, plan_s[1:] + behind_s[:-1]))
 
 
 def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, Behind, float]]:

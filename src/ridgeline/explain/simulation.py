@@ -271,11 +271,8 @@ def run_simulated(
     def lasting(plan: StepPlan) -> float:
         nonlocal behind, last
         see(plan)
-        if plan.follows:
-            behind = Behind(behind.age + 1)
-        else:
-            seq_ids = {span.seq_id for span in plan.spans}
-            behind, last = Behind(0, not last <= seq_ids), seq_ids
+        seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
+        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids), seq_ids
         return pace(seconds(load_of(plan), behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)

@@ -179,7 +179,8 @@ class NativeExecutable:
         highest_slot, goes_on = self._tape.finish()
         if goes_on:
             self._started = following
-        return self._landed(started, highest_slot)[0], goes_on
+        self._warmer.stay_ahead(highest_slot)
+        return self._output(started), goes_on
 
     def chain(
         self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
@@ -202,7 +203,8 @@ class NativeExecutable:
     def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
         self._copy_blocks(step)
         laid = self._laid(step, timed=timed)
-        return self._landed(laid, self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
+        self._warmer.stay_ahead(self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
+        return self._output(laid), () if laid[3] is None else self._timings.of(laid[3].tolist())
 
     def _laid(self, step: StepBatch, *, timed: bool) -> Started:
         """Return the step with room for its results."""
@@ -210,12 +212,6 @@ class NativeExecutable:
         seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
         taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if self._taps else None
         return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds, taps_TW
-
-    def _landed(self, started: Started, highest_slot: int) -> tuple[StepOutput, Iterable[OpTiming]]:
-        """Return what a step that was computed has left, and how long its parts took where that was asked."""
-        self._warmer.stay_ahead(highest_slot)
-        seconds = started[3]
-        return self._output(started), () if seconds is None else self._timings.of(seconds.tolist())
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
