@@ -1,13 +1,19 @@
 """How far predicted step times are from measured ones: mixed steps of an engine, each priced as it was planned.
 
-usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--held-out MODEL ...]
+usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--runs 2]
+       [--held-out MODEL ...]
 
 A MODEL is a folder, a bundled model, or one of moe, recurrent and dense: made here, of random weights (needs
 transformers). For each format the machine is calibrated on it, and then so many steps are run: prompts in chunks, one
 or many sequences that decode, of several lengths, or both at once. The models of --held-out follow, predicted with what
 was fitted on the first one. A step is disturbed where another process took a core from this one while it ran.
+
+The same steps are run several times, each run in an engine of its own. `repeated` is how far a step of one run is from
+that step of the others: what the machine leaves to any prediction. `typical` compares the prediction with the median
+of a step's runs.
 """
 
+import argparse
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from benchmarks.common import calibrate, option_parser, save, write_random
@@ -27,15 +32,19 @@ from ridgeline.bench.arrivals import greedy_requests
 from ridgeline.bench.report import Report
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
+from ridgeline.cost.efficiency import Behind
+from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
+from ridgeline.program.pricing import Load
 
 FORMATS = {"bf16": {}, "int8": {"quantize": "int8"}, "int4": {"quantize": "int4"}, "kv-int8": {"kv_dtype": "int8"}}
 SEQUENCES = (1, 4, 16, 2, 8, 3, 12, 6)  # under way at once, each for as many steps
 MAX_SEQUENCES, MAX_TOKENS = max(SEQUENCES), 64
 OUTPUTS = (16, 64)
+WARM = 8  # steps that are left out
 SHARED = {"vocab_size": 32768, "tie_word_embeddings": True}
 ATTENTION = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096}
 RANDOM = {
@@ -67,15 +76,15 @@ class Errors:
 
     @classmethod
     def of(cls, ratios: np.ndarray) -> "Errors | None":
-        if not len(ratios):
+        if not ratios.size:
             return None
         middle, p90 = np.quantile(np.abs(ratios - 1), (0.5, 0.9)).tolist()
-        return cls(num_steps=len(ratios), median=middle, p90=p90, ratio=float(np.median(ratios)))
+        return cls(num_steps=ratios.size, median=middle, p90=p90, ratio=float(np.median(ratios)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A model in a format; `calibrated_on` is the model whose steps were fitted."""
+    """A model in a format; `calibrated_on` is the model whose steps were fitted. Errors are of all steps and runs."""
 
     model: str
     format: str
@@ -84,6 +93,8 @@ class Cell:
     unfitted: list[str]
     median_step_ms: float
     all: Errors
+    repeated: Errors
+    typical: Errors
     undisturbed: Errors | None
     decode: Errors | None
     with_prompts: Errors | None
@@ -94,6 +105,7 @@ class PredictReport(Report):
     """All cells."""
 
     steps: int
+    runs: int
     cells: list[Cell]
 
 
@@ -125,17 +137,18 @@ def run(config: EngineConfig, num_steps: int, journal: Path) -> list[int]:
         under_way.difference_update(delta.request_id for delta in deltas if delta.finish is not None)
 
     engine = build_engine(replace(config, journal=str(journal)), deliver)
-    sequences = cycle(SEQUENCES)
-    wanted, number = next(sequences), 0
+    requests: list[Request] = []  # made before: that takes as long as a step
+    for number in range(num_steps // 4):
+        prompt = random.integers(0, engine.spec.vocab_size, int(2 ** random.uniform(2, 9.3))).tolist()
+        asked = BenchRequest(prompt=prompt, max_tokens=int(random.integers(*OUTPUTS)))
+        requests.append(replace(greedy_requests([asked], run=number)[0], request_id=f"request-{number}"))
+    coming, sequences = iter(requests), cycle(SEQUENCES)
+    wanted = next(sequences)
     while len(taken) < num_steps or under_way:
         if len(taken) < num_steps and len(taken) % max(1, num_steps // len(SEQUENCES)) == 0:
             wanted = next(sequences)
         while len(under_way) < wanted and len(taken) < num_steps:
-            length = int(2 ** random.uniform(2, 9.3))
-            prompt = random.integers(0, engine.spec.vocab_size, length).tolist()
-            asked = BenchRequest(prompt=prompt, max_tokens=int(random.integers(*OUTPUTS)))
-            request = replace(greedy_requests([asked], run=number)[0], request_id=f"request-{number}")
-            number += 1
+            request = next(coming)
             under_way.add(request.request_id)
             engine.loop.submit(request)
         before, steps = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, engine.loop.journal.steps.num_written
@@ -146,38 +159,47 @@ def run(config: EngineConfig, num_steps: int, journal: Path) -> list[int]:
     return taken
 
 
-def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine, num_steps: int) -> Cell:
+def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine, options: argparse.Namespace) -> Cell:
     """Run steps, and compare each with its price."""
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "journal"
-        taken = np.array(run(machine.setup.config, num_steps, journal))
-        recording = read_recording(journal)
-    loads, anew, measured_s = zip(*recording.timed())
-    predicted_s = [machine.step_time.seconds(load, anew=anew) for load, anew in zip(loads, anew)]
-    ratios, skip = np.array(predicted_s) / measured_s, np.arange(len(loads)) >= 8
+    runs: list[list[tuple[Load, Behind, float]]] = []
+    taken: list[list[int]] = []
+    for _ in range(options.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Path(folder) / "journal"
+            taken.append(run(machine.setup.config, options.steps, journal)[WARM:])
+            runs.append(list(read_recording(journal).timed())[WARM:])
+    loads, behind, _ = zip(*runs[0])
+    assert all([load for load, *_ in each] == list(loads) for each in runs), "runs are seeded and greedy"
+    measured_RN = np.array([[seconds for *_, seconds in each] for each in runs])
+    predicted_N = np.array([machine.step_time.seconds(*each) for each in zip(loads, behind)])
+    ratios_RN = predicted_N / measured_RN
     decodes = np.array([load.num_tokens == len(load.spans) for load in loads])
-    everything = Errors.of(ratios[skip])
-    assert everything is not None
+    others_RN = [np.delete(measured_RN, number, axis=0) for number in range(options.runs)]
+    everything, typical = Errors.of(ratios_RN), Errors.of(predicted_N / np.median(measured_RN, axis=0))
+    repeated = Errors.of(np.concatenate([others / one for one, others in zip(measured_RN, others_RN)]))
+    assert everything is not None and typical is not None and repeated is not None
     return Cell(
         model=model,
         format=scheme,
         calibrated_on=calibrated_on,
         provenance=machine.provenance,
         unfitted=sorted(machine.step_time.unfitted),
-        median_step_ms=1e3 * median(measured_s),
+        median_step_ms=1e3 * float(np.median(measured_RN)),
         all=everything,
-        undisturbed=Errors.of(ratios[skip & (taken == 0)]),
-        decode=Errors.of(ratios[skip & decodes]),
-        with_prompts=Errors.of(ratios[skip & ~decodes]),
+        repeated=repeated,
+        typical=typical,
+        undisturbed=Errors.of(ratios_RN[np.array(taken) == 0]),
+        decode=Errors.of(ratios_RN[:, decodes]),
+        with_prompts=Errors.of(ratios_RN[:, ~decodes]),
     )
 
 
 def show(report: PredictReport) -> None:
     """Print a row for each cell."""
-    columns = "steps", "step, ms", "error p50", "p90", "undisturbed", "decode", "prompts"
+    columns = "steps", "step, ms", "error p50", "p90", "repeated", "typical", "undisturbed", "decode", "prompts"
     table = Table("model", "weights", "fitted on", *columns)
     for each in report.cells:
-        others = (each.undisturbed, each.decode, each.with_prompts)
+        others = (each.repeated, each.typical, each.undisturbed, each.decode, each.with_prompts)
         texts = ("" if e is None else f"{e.median:.1%} {e.p90:.1%} n={e.num_steps} ×{e.ratio:.2f}" for e in others)
         found = str(each.all.num_steps), f"{each.median_step_ms:.2f}", f"{each.all.median:.1%}", f"{each.all.p90:.1%}"
         table.add_row(each.model, each.format, each.calibrated_on, *found, *texts)
@@ -189,6 +211,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16"])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=2, help="of the same steps, at least 2")
     parser.add_argument("--held-out", nargs="+", default=[])
     options = parser.parse_args()
     ceilings(find_native())
@@ -200,8 +223,9 @@ def main() -> None:
                 if model == options.model:
                     calibrate(config)
                 name, fitted = (Path(each).name for each in (model, options.model))
-                cells.append(cell(name, scheme, fitted, simulated_machine(config), options.steps))
-    report = PredictReport(name=f"predict-{Path(options.model).name}", steps=options.steps, cells=cells)
+                cells.append(cell(name, scheme, fitted, simulated_machine(config), options))
+    name = f"predict-{Path(options.model).name}"
+    report = PredictReport(name=name, steps=options.steps, runs=options.runs, cells=cells)
     show(report)
     save(options.out, report)
 

@@ -162,7 +162,7 @@ class _Round:
         """How far each step of the second part was off."""
         seconds = self.machines[way].step_time.seconds
         timed = list(self.recording.timed())[16:]
-        return [abs(seconds(load, anew=anew) / took_s - 1) for load, anew, took_s in timed]
+        return [abs(seconds(load, behind) / took_s - 1) for load, behind, took_s in timed]
 
 
 def joined(logs: Sequence[RunLog]) -> Results:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline import LLM
 from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError, EngineError
@@ -131,6 +132,34 @@ def test_the_clock_changes_no_result():
     assert np.sum([timing.seconds for timing in timings]) < elapsed_s
 
 
+def test_steps_whose_ops_are_timed_are_computed_as_they_are_collected(monkeypatch):
+    """By all threads from the first op on; the others are started before, and all tokens are as without a clock."""
+    llm = LLM("python-1m", num_threads=2, tuning="default")
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    (plain,) = llm.generate("def f", params, use_tqdm=False)
+    executor, seen, calls = llm.engine.executor, [], []
+
+    class Looking:
+        times_ops = True
+
+        def observe(self, plan, times):
+            seen.append(len(list(times.ops)) > 0)
+            self.times_ops = not seen[-1] and (self.times_ops or len(seen) % 3 == 0)  # until it was
+
+    for name in ("timed", "start", "follow"):
+        known = getattr(executor._executable, name)
+        monkeypatch.setattr(
+            executor._executable,
+            name,
+            lambda *a, _name=name, _known=known, **o: (calls.append(_name), _known(*a, **o))[1],
+        )
+    executor.observer = Looking()
+    (again,) = llm.generate("def f", params, use_tqdm=False)
+    assert again.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert calls.count("timed") == sum(seen) >= 3
+    assert calls.count("start") + calls.count("follow") >= len(seen) - sum(seen) >= 3 and calls.count("follow") > 0
+
+
 def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler, monkeypatch):
     seen = []
     monkeypatch.setattr(profiler, "observe", lambda plan, times: seen.append(plan))
@@ -138,10 +167,10 @@ def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler
     assert not seen  # looking at a step makes the next one wait
     assert len(told) > 20
     assert {len(load.spans) for load, _, _ in told} >= {1, 3}
-    for load, anew, seconds in told:
-        assert 0 < anew <= 1 and seconds > 0
-        assert anew == 1 or load.num_tokens == len(load.spans)
-    assert any(anew < 0.1 for _, anew, _ in told)
+    for load, behind, seconds in told:
+        assert behind.age >= 0 and seconds > 0
+        assert behind.age == 0 or load.num_tokens == len(load.spans)
+    assert any(behind.age > 3 for _, behind, _ in told)
     monkeypatch.undo()
     assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
 

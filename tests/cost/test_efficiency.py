@@ -113,6 +113,23 @@ def test_what_took_more_than_shares_say_is_a_bend():
     assert between == pytest.approx(1.25, rel=0.02)
 
 
+def test_attention_takes_time_for_each_token_whatever_it_sees():
+    """Long contexts are not priced by what short ones take; some samples were disturbed."""
+    truth = Efficiency(0.7, 0.4, 1.0, 4e-7, token_s=3e-7)
+    sizes = [(batch, keys) for batch in (1, 2, 4, 8, 16) for keys in (16, 64, 256)]
+    limits = [(batch, 1e-9 * batch * keys, 1.2e-9 * batch * keys) for batch, keys in sizes]
+    samples = [
+        Sample("attention bf16", str(i), c, m, truth.predict(c, m, batch) * (1.9 if i % 5 == 4 else 1), batch)
+        for i, (batch, c, m) in enumerate(limits)
+    ]
+    (fitted,) = fit(samples).values()
+    one = 1e-9 * 768
+    assert fitted.predict(one, 1.2 * one, 1) == pytest.approx(truth.predict(one, 1.2 * one, 1), rel=0.1)
+    assert fitted.predict(16 * one, 19.2 * one, 16) == pytest.approx(truth.predict(16 * one, 19.2 * one, 16), rel=0.1)
+    assert fitted.median_error < 0.05 < fitted.worst_error
+    assert held_out_error(samples) < 0.1
+
+
 def test_older_efficiencies_become_shares_of_newer_ceilings(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = Efficiency(0.5, 0.6, 2.0, 1e-6)

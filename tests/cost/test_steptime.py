@@ -1,6 +1,7 @@
 """Predicted steps against pieces that are priced one by one, and what is fitted around the ops."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.efficiency import (
+    MANY,
     VERSION,
+    Behind,
     Calibration,
     Efficiency,
     OpTiming,
     Rest,
     TimedStep,
-    anew_share,
     fit_rest,
     key_of,
 )
@@ -81,7 +83,8 @@ def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes,
         rest=Rest(1e-4, 1e-5),
     )
     predicted = StepTime(program, pieces, ceilings, 1, calibration if fitted else None)
-    expected = (Rest(1e-4, 1e-5) if fitted else PRIOR_REST).of(len(spans))
+    around = Rest(1e-4, 1e-5) if fitted else PRIOR_REST
+    expected = around.step_s + around.sequence_s * len(spans)
     for piece, key, cost in zip(pieces, keys, costs):
         limit = roofline.predict(cost, piece.inputs)
         efficiency = known.get(key, PRIOR) if fitted else PRIOR
@@ -105,7 +108,7 @@ def test_a_limit_is_the_price_on_the_card():
     assert not predicted.unfitted
 
 
-TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompt_s=30e-6, ops=1.4)
+TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=200e-6, ops=1.4, few_ops=0.7)
 
 
 def timed_steps(noise):
@@ -113,66 +116,70 @@ def timed_steps(noise):
     random = np.random.default_rng(0)
     found = []
     for number in range(400):
-        num_seqs, anew = int(random.integers(1, 17)), number % 4 == 0
-        num_prompts, ops_s = number % 8 // 4 * anew, float(random.uniform(2e-4, 2e-3))
-        seconds = TRUE_REST.ops * ops_s + TRUE_REST.of(num_seqs, num_prompts, anew=anew)
-        found.append(TimedStep(ops_s, num_seqs, num_prompts, anew, seconds * noise(random)))
+        num_seqs, behind = int(random.integers(1, 17)), Behind(number % 4, gone=number % 16 == 0)
+        num_tokens = num_seqs + number % 8 // 4 * (number % 4 == 0) * int(random.integers(1, 64))
+        step = TimedStep(float(random.uniform(2e-4, 2e-3)), num_tokens, num_seqs, behind, 0.0)
+        found.append(step._replace(seconds=TRUE_REST.of(step) * noise(random)))
     return found
 
 
 @pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
 def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
-    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6))
-    for num_seqs, anew in ((1, False), (12, False), (1, True), (12, True)):
-        expected = TRUE_REST.of(num_seqs, anew=anew) + TRUE_REST.ops * 1e-3
-        assert found.of(num_seqs, anew=anew) + found.ops * 1e-3 == pytest.approx(expected, rel=0.05)
+    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6, 90e-6))
+    for num_seqs, more, behind in product((1, 12), (0, 50), (Behind(), Behind(0), Behind(0, gone=True))):
+        step = TimedStep(1e-3, num_seqs + more, num_seqs, behind, 0.0)
+        assert found.of(step) == pytest.approx(TRUE_REST.of(step), rel=0.05)
 
 
 def test_steps_behind_one_that_is_laid_out_anew_take_less_and_less_more():
     rest = Rest(50e-6, 20e-6, 100e-6, 5e-6)
-    more = [rest.of(4, anew=anew_share(age)) - rest.of(4) for age in range(4)]
+    later = TimedStep(1e-3, 4, 4, Behind(), 0.0)
+    more = [rest.of(later._replace(behind=Behind(age))) - rest.of(later) for age in range(4)]
     assert more == pytest.approx([120e-6, 60e-6, 30e-6, 15e-6])
-    assert rest.of(4, anew=anew_share(5000)) == pytest.approx(rest.of(4))
+    assert rest.of(later._replace(behind=Behind(5000))) == pytest.approx(rest.of(later))
     random, steps = np.random.default_rng(0), list[TimedStep]()
     for age in (0, 1, 2, 3, 4, 5, 6, 7) * 20:
         num_seqs, ops_s = int(random.integers(1, 17)), float(random.uniform(2e-4, 1e-3))
-        seconds = ops_s + rest.of(num_seqs, anew=anew_share(age))
-        steps.append(TimedStep(ops_s, num_seqs, 0, anew_share(age), seconds))
+        step = TimedStep(ops_s, num_seqs, num_seqs, Behind(age), 0.0)
+        steps.append(step._replace(seconds=rest.of(step)))
     found = fit_rest(steps, Rest(40e-6, 5e-6, 60e-6, 10e-6))
-    assert found.of(4, anew=anew_share(1)) - found.of(4) == pytest.approx(60e-6, rel=0.2)
+    assert found.of(later._replace(behind=Behind(1))) - found.of(later) == pytest.approx(60e-6, rel=0.2)
 
 
 def test_what_steps_do_not_tell_stays_as_it_was():
-    alone = [step._replace(num_seqs=1, num_prompts=0, anew=False) for step in timed_steps(lambda random: 1.0)]
-    found = fit_rest(alone, Rest(60e-6, 18e-6, 90e-6, 7e-6, 11e-6))
-    assert (found.anew_s, found.anew_sequence_s, found.prompt_s) == pytest.approx((90e-6, 7e-6, 11e-6), rel=1e-3)
+    steps = timed_steps(lambda random: 1.0)
+    alone = [step._replace(num_tokens=1, num_seqs=1, behind=Behind()) for step in steps]
+    prior = Rest(60e-6, 18e-6, 90e-6, 7e-6, 11e-6, 13e-6)
+    assert astuple(fit_rest(alone, prior))[2:6] == pytest.approx(astuple(prior)[2:6], rel=1e-3)
     slow = fit_rest([step._replace(seconds=100 * step.seconds) for step in alone], Rest(60e-6, 18e-6))
-    assert slow.of(16) < 4 * slow.of(1)  # one at a time: nothing says that others would take so long
-    falling = [TimedStep(1e-3, count, 0, False, 5e-3 / count) for count in (1, 2, 4, 8, 16) * 20]
+    assert slow.sequence_s < slow.step_s  # one at a time: nothing says that others would take so long
+    falling = [TimedStep(1e-3, count, count, Behind(), 5e-3 / count) for count in (1, 2, 4, 8, 16) * 20]
     assert fit_rest(falling, PRIOR_REST).sequence_s == 0  # noise: more sequences do not take less
 
 
 def test_a_step_that_is_laid_out_anew_takes_more():
-    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompt_s=30e-6)
-    assert rest.of(8) == pytest.approx(210e-6)
-    assert rest.of(8, anew=True) == pytest.approx(350e-6)
+    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=70e-6)
+    assert rest.of(TimedStep(0.0, 8, 8, Behind(), 0.0)) == pytest.approx(210e-6)
+    assert rest.of(TimedStep(0.0, 8, 8, Behind(0), 0.0)) == pytest.approx(350e-6)
     program = lower(spec_of("python-1m"))
     known = Calibration(version=VERSION, num_threads=1, measured_at="", efficiencies={}, held_out_error=None, rest=rest)
     predicted = StepTime(program, pieces_of(program), Cached(0), 1, known)
     load, prompt = Load.decode(4, 100), Load(((4, 4),), 1)
-    assert predicted.seconds(load, anew=True) - predicted.seconds(load) == pytest.approx(120e-6)
-    assert predicted.seconds(prompt) - predicted.seconds(prompt, anew=False) == pytest.approx(105e-6)
-    slower = predicted.with_rest(replace(rest, ops=2.0))
-    ops_s = predicted.seconds(load) - rest.of(4)
-    assert slower.seconds(load) == pytest.approx(2 * ops_s + rest.of(4))
+    assert predicted.seconds(load, Behind(0)) - predicted.seconds(load) == pytest.approx(120e-6)
+    assert predicted.seconds(load, Behind(0, gone=True)) - predicted.seconds(load) == pytest.approx(190e-6)
+    assert predicted.seconds(prompt) - predicted.seconds(prompt, Behind()) == pytest.approx(105e-6)
+    slower = predicted.with_rest(replace(rest, ops=2.0, few_ops=3.0))
+    ops_s = predicted.seconds(load) - 130e-6
+    few = 1 - np.log2(4) / np.log2(MANY)
+    assert slower.seconds(load) == pytest.approx((2 + few) * ops_s + 130e-6)
 
 
 def test_steps_that_were_timed_are_predicted_after_a_fit():
     program = lower(spec_of("python-1m"))
     predicted = StepTime(program, pieces_of(program), Cached(0), 1)
     loads = [Load(((number % 7 + 1, 50),) * (number % 3 + 1), number % 3 + 1) for number in range(60)]
-    steps = [(load, False, 1.7 * predicted.seconds(load, anew=False)) for load in loads]
+    steps = [(load, Behind(), 1.7 * predicted.seconds(load, Behind())) for load in loads]
     fitted = predicted.fitted(steps)
-    for load, anew, seconds in steps:
-        assert fitted.seconds(load, anew=anew) == pytest.approx(seconds, rel=0.03)
+    for load, behind, seconds in steps:
+        assert fitted.seconds(load, behind) == pytest.approx(seconds, rel=0.03)
     assert fitted.is_rest_fitted and not predicted.is_rest_fitted

@@ -11,7 +11,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.host import HostSample
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, Ring
+from ridgeline.engine.journal import FINISH_REASONS, KINDS, STEP_FIELDS, WAIT_REASONS, Ring, load_of, step_seconds
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.recording import MemoryRecorder
 from ridgeline.engine.render import Renderer
@@ -212,3 +212,25 @@ def test_a_reader_within_taking_records_sees_none_of_them_under_old_numbers():
         ring.take(first, np.arange(first, first + count).astype([("number", "i8")]).tobytes())
     for first, records in found:
         assert np.asarray(records["number"]).tolist() == list(range(first, first + len(records)))
+
+
+def test_steps_are_told_with_what_they_follow(engine):
+    recording = MemoryRecorder().recording(engine.journal)
+    told, last = list(recording.timed()), set()
+    assert len(told) == len(engine.executor.plans)
+    for step, plan, (load, behind, _) in zip(recording.steps, engine.executor.plans, told):
+        seq_ids = {span.seq_id for span in plan.spans}
+        assert load == load_of(recording.spans_of(step))
+        assert behind == (step["span_shift"], bool(last - seq_ids))
+        last = seq_ids
+    assert sum(behind.gone for _, behind, _ in told) > 3 and max(behind.age for _, behind, _ in told) > 2
+
+
+def test_what_is_between_overlapped_steps_is_the_next_one_s_as_far_as_it_is_work():
+    steps = np.zeros(4, [(name, "<" + kind) for name, kind in STEP_FIELDS])
+    begun_s, steps["run_s"] = np.array([1.0, 3.0, 5.5, 100.0]), [2.0, 2.0, 1.0, 1.0]
+    steps["plan_s"], steps["commit_s"], steps["render_s"] = 0.25, 0.5, 0.125
+    steps["start_s"] = begun_s - steps["plan_s"]
+    # Planned ahead; behind half a second of taking in; after an hour's rest, of which planning and taking in count.
+    assert step_seconds(steps, 2).tolist() == [2.0, 2.0, 1.5, 1.875]
+    assert step_seconds(steps, 1).tolist() == [2.875, 2.875, 1.875, 1.875]

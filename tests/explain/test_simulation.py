@@ -14,6 +14,7 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.cost.efficiency import Rest
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.simulation import RecordedPace, run_simulated
@@ -84,6 +85,17 @@ def test_slower_steps_are_slower_by_as_much():
     machine = on_card()
     one, slow = (run_simulated(machine, requests(4), pace=lambda s, f=f: f * s) for f in (1, 1.25))
     assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
+
+
+def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
+    machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=4))
+    rest = Rest(1e-3, 1e-4, 1e-2, 1e-5, prompts_s=0.1, gone_s=1.0)
+    machine = replace(machine, step_time=machine.step_time.with_rest(rest))
+    found = run_simulated(machine, [replace(each, max_tokens=9 + i % 3) for i, each in enumerate(requests(9))])
+    told = list(found.recording.timed())
+    assert sum(behind.gone for _, behind, _ in told) >= 3 and len(told) > 25
+    for load, behind, seconds in told:
+        assert seconds == pytest.approx(machine.step_time.seconds(load, behind), rel=1e-6)
 
 
 def test_the_pace_of_a_recording_takes_as_long_as_it_did_and_starts_again():

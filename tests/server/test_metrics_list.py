@@ -409,7 +409,7 @@ class EqualCalibration:
     rest = Rest(1e-6, 1e-6)
     stream_bytes_per_s = None  # shares of the ceilings as they are
 
-    def predict(self, key: str, compute_s: float, moving_s: float) -> float:
+    def predict(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
         return 1e-6 + compute_s + moving_s
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import SIZES, chromium, window
 from live_server import LiveServer, eventually, gated_serving, new_engine, serving
+
+from browser import SIZES, chromium, window
 
 __all__ = ["chromium"]
 

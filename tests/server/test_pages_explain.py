@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import SIZES, axe, chromium, serious, window
 from live_server import LiveServer, eventually, new_engine, serving
 
+from browser import SIZES, axe, chromium, serious, window
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
 from ridgeline.engine.recording import read_recording

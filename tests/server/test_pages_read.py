@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from browser import SIZES, chromium, window
 from live_server import LiveServer
 
+from browser import SIZES, chromium, window
 from ridgeline.explain import explorers, lectures
 from ridgeline.explain.practice import questions
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import SIZES, chromium, window
 from live_server import LiveServer, eventually
 
+from browser import SIZES, chromium, window
 from ridgeline import LLM, SamplingParams
 
 __all__ = ["chromium"]

@@ -262,11 +262,11 @@ class Overlapping(Executable, Protocol):
         """Whether it has threads for that beside the calling one."""
         ...
 
-    def start(self, step: StepBatch, *, timed: bool = False) -> None:
-        """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
+    def start(self, step: StepBatch) -> None:
+        """Do as `run`, up to `finish`; the step's arrays, and logits, are in use until then."""
         ...
 
-    def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
+    def follow(self, step: StepBatch, *, check: Check | None = None) -> bool:
         """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
@@ -274,11 +274,8 @@ class Overlapping(Executable, Protocol):
         """
         ...
 
-    def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
-        """Return what was computed in the step that was started, and how long its parts took where that was asked.
-
-        The last value tells whether the step that follows was started.
-        """
+    def finish(self) -> tuple[StepOutput, bool]:
+        """Return what was computed in the step that was started, and whether the step that follows was started."""
         ...
 
 

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from resource import RUSAGE_SELF, getrusage
+from itertools import islice
 from statistics import fmean, median
 
 import numpy as np
@@ -17,7 +17,7 @@ from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import Calibration, OpTiming, Sample, key_of
+from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.decoding.request import Request
@@ -67,7 +67,7 @@ class StepProfile:
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
-    `rest_s` has what is outside the ops: the engine's parts by name. `behind_s` has those that ran while ops did.
+    `rest_s` has what is outside the ops: the engine's parts by name.
     `stream_bytes_per_s` and `ops_per_s` are the ceilings that the ops are compared with.
     `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
@@ -82,7 +82,6 @@ class StepProfile:
     ops_per_s: dict[InputKind, float]
     ops: Sequence[OpProfile]
     rest_s: dict[str, float]
-    behind_s: dict[str, float]
 
     @property
     def measured_ops_s(self) -> float:
@@ -177,36 +176,32 @@ class Profiler:
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
         return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
 
-    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, float, float]]:
+    def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, its `anew_share`, and its seconds; without those in which another process took a
-        core from this one, unless that is most of them.
+        Return what each step computed, what it follows, and its seconds.
         """
-        loop, executor, asked, started = self._loop, self._engine.executor, list[Request](), time.monotonic()
-        longest, first = max(5, min(MAX_MIXED, self.max_model_len // 2)), loop.journal.steps.num_written
-        taken = [getrusage(RUSAGE_SELF).ru_nivcsw]
+        loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
+        # Made before: that takes as long as a step.
+        sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
+        asked = [self._request(size, int(self._random.integers(8, 48))) for size in sizes]
+        coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
             under_way = len(loop.scheduler.running()) + len(loop.scheduler.waiting)
-            for _ in range(MIXED[index // PART_STEPS % len(MIXED)] - under_way):
-                tokens = int(2 ** self._random.uniform(2, np.log2(longest)))
-                asked.append(self._request(tokens, int(self._random.integers(8, 48))))
-                loop.submit(asked[-1])
+            for request in islice(coming, max(0, MIXED[index // PART_STEPS % len(MIXED)] - under_way)):
+                loop.submit(request)
             loop.step()
-            if loop.journal.steps.num_written - first == len(taken):
-                taken.append(getrusage(RUSAGE_SELF).ru_nivcsw)
             if time.monotonic() - started > limit_s:
                 break
         steps = loop.journal.steps.read(first)[1]
         found = list(timed_steps(steps, loop.journal.spans.read(int(steps["first_span"][0]))[1], executor.depth))
-        alone = [step for step, before, after in zip(found, taken, taken[1:]) if before == after][WARM_STEPS:]
         for request in asked:
             loop.abort(request.request_id)
         while loop.step():
             pass
         executor.observer = self
-        return alone if len(alone) > len(found) // 2 else found
+        return found[WARM_STEPS:]
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
@@ -254,23 +249,19 @@ class Profiler:
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
         _, (record,) = journal.read(journal.num_written - 1)
-        step.step_s = elapsed_s
+        # One whose ops were not timed was started before this one was waited for.
+        is_started = self._overlaps and step.times.ops == ()
+        step.step_s = step.times.batch_s + step.times.run_s + step.times.sample_s if is_started else elapsed_s
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
-        if self._overlaps:
-            step.step_s = step.times.run_s
-            if not step.times.follows:
-                step.step_s += step.times.batch_s + step.times.sample_s
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
         all_timed = sorted((step for step in steps if step.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
         between_ops = [step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed]
-        laying_out = {part: fmean(getattr(step.times, f"{part}_s") for step in timed) for part in ("batch", "sample")}
-        deciding = {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
-        rest, behind = {"between ops": fmean(between_ops)}, {}
-        (behind if all(step.times.follows for step in timed) else rest).update(laying_out)
-        (behind if self._overlaps else rest).update(deciding)
+        rest = {"between ops": fmean(between_ops)}
+        rest |= {part: fmean(getattr(step.times, f"{part}_s") for step in timed) for part in ("batch", "sample")}
+        rest |= {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
         self.pieces = timed[0].ops
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
@@ -285,7 +276,6 @@ class Profiler:
             ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
             rest_s=rest,
-            behind_s=behind,
         )
 
     def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
@@ -300,11 +290,11 @@ class Profiler:
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
                 key, limit = key_of(timing) + roofline.where, roofline.predict(cost, timing.inputs)
-                row.append(_TimedOp(key, cost, limit, timing.seconds))
+                row.append(_TimedOp(key, cost, limit, timing.seconds, step.load.num_tokens))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
             measured_s = median(op.seconds for op in row)  # whoever takes a core takes it for longer than an op
-            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, measured_s))
+            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, measured_s, row[0].num_tokens))
         return [_mean(*labels, row, len(steps), self.calibration) for labels, row in rows.items()]
 
 
@@ -316,6 +306,7 @@ class _TimedOp:
     cost: OpCost
     limit: Prediction
     seconds: float
+    num_tokens: int  # of the step
 
 
 def _num_warm(num_steps: int) -> int:
@@ -330,7 +321,7 @@ def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibr
         limit_s[op.limit.bound] = limit_s.get(op.limit.bound, 0.0) + op.limit.seconds
     predicted: list[float] = []
     if calibration is not None:
-        times = (calibration.predict(op.key, op.limit.compute_s, op.limit.moving_s) for op in row)
+        times = (calibration.predict(op.key, op.limit.compute_s, op.limit.moving_s, op.num_tokens) for op in row)
         predicted = [time for time in times if time is not None]
     return OpProfile(
         label=label,

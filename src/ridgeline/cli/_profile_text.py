@@ -76,9 +76,6 @@ def _print(console: Console, profile: StepProfile) -> None:
     for name, seconds in rest.items():
         table.add_row(name, *[""] * 6, _ms(seconds), "", _share(seconds, profile))
     console.print(table)
-    if profile.behind_s:
-        parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in profile.behind_s.items())
-        console.print(f"while the ops of a step ran, on a thread that then helped with them: {parts} ms")
 
 
 def _cells(op: OpProfile, profile: StepProfile) -> tuple[str, ...]:

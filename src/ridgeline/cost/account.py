@@ -125,6 +125,5 @@ def embedding_parameters(program: Program) -> int:
 
 def head_parameters(program: Program) -> int:
     """Return the parameters of the output projection that are not the embedding's."""
-    heads = {name for op in program.ops if op.kind == "lm_head" for name in op.weights}
-    tables = {name for op in program.ops if op.kind == "embed" for name in op.weights}
+    heads, tables = ({name for op in program.ops if op.kind == k for name in op.weights} for k in ("lm_head", "embed"))
     return sum(elements(program.weights[name]) for name in heads - tables)

@@ -1,9 +1,10 @@
 """Efficiencies: what share of each ceiling a kind of op reaches on this machine, fitted on steps that were timed.
 
-    predicted = overhead + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
+    predicted = overhead + t · tokens + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
 
 `compute` and `memory` are the limits of the roofline, so what is fitted is a share of a ceiling. Fitted by medians over
-small grids; shares stay within BOUNDS, and one at a bound is a finding. Cached beside the ceilings. No torch.
+small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention alone has a t, and p = 1: a token
+takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
 """
 
 import math
@@ -12,14 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import product
 from math import log2
+from operator import mul
 from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.program.pricing import ElementBytes
 
-VERSION = 5  # raised when the model of an op's time changes: fits of another version are not used
+FloatArray = npt.NDArray[np.float64]
+
+VERSION = 6  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -31,6 +36,8 @@ BEND, BENDS = 0.5, (0.5, 2.0)  # how far apart bends are, and between what
 CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
+ADDED_UP = (1e-6, 1e-7, 1.7, 1.3)  # seconds and those of a token; shares of 0.6 and 0.8, where samples do not tell
+MANY = 64  # tokens of a step
 
 
 class OpTiming(NamedTuple):
@@ -54,19 +61,28 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
-def anew_share(age: int) -> float:
-    """Return how much of what a step takes more that is laid out anew, one takes that is so many steps behind it."""
-    return 0.5**age
+class Behind(NamedTuple):
+    """What a step follows: one that was laid out anew so many steps ago, and whether sequences of the last are gone."""
+
+    age: float = math.inf
+    gone: bool = False
 
 
 class TimedStep(NamedTuple):
     """One step: what its ops alone are predicted to take, what else makes it longer, and how long it took."""
 
     ops_s: float
+    num_tokens: int
     num_seqs: int
-    num_prompts: int  # of these, sequences with more than one token
-    anew: float  # `anew_share`
+    behind: Behind
     seconds: float
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """What the fields of a Rest multiply."""
+        anew, few_s = 0.5**self.behind.age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
+        prompts = self.num_tokens > self.num_seqs
+        return 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.ops_s - few_s, few_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +90,23 @@ class Rest:
     """Holds what a step takes around its ops: planning, sampling, taking in; some for each sequence.
 
     A step that is not the one before with each sequence a token on takes more: it is laid out anew, and the next ones
-    find caches cold and plans to finish. `ops` is how long ops take among others, by their time in profiled steps.
+    find caches cold and plans to finish. One with prompts takes more, and so does one behind the end of sequences: it
+    is not planned before these are gone. `ops` is how long ops take among others, by their time in profiled steps,
+    where a step has MANY tokens, `few_ops` where it has one; between, it goes by the logarithm.
     """
 
     step_s: float
     sequence_s: float
     anew_s: float = 0.0
     anew_sequence_s: float = 0.0
-    prompt_s: float = 0.0
+    prompts_s: float = 0.0
+    gone_s: float = 0.0
     ops: float = 1.0
+    few_ops: float = 1.0
 
-    def of(self, num_seqs: int, num_prompts: int = 0, *, anew: float = 0.0) -> float:
-        """Return the seconds around a step of `num_seqs` sequences, of which `num_prompts` have several tokens."""
-        more_s = anew * (self.anew_s + self.anew_sequence_s * num_seqs)
-        return self.step_s + self.sequence_s * num_seqs + self.prompt_s * num_prompts + more_s
+    def of(self, step: TimedStep) -> float:
+        """Return the seconds that a step should take."""
+        return sum(map(mul, astuple(self), step.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,7 @@ class Sample:
     compute_s: float
     memory_s: float
     measured_s: float
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +138,10 @@ class Efficiency:
     median_error: float = 0.0
     worst_error: float = 0.0
     bends: tuple[tuple[float, float], ...] = ()
+    token_s: float = 0.0
 
-    def predict(self, compute_s: float, memory_s: float) -> float | None:
-        """Return the seconds of an op with these limits; None where nothing alike was measured."""
+    def predict(self, compute_s: float, memory_s: float, num_tokens: int = 0) -> float | None:
+        """Return the seconds of an op of a step with these limits; None where nothing alike was measured."""
         compute_share, memory_share = self.compute_share, self.memory_share
         if compute_share is None and memory_share is None:
             return self.overhead_s if compute_s == memory_s == 0 else None
@@ -131,7 +152,8 @@ class Efficiency:
         longest = max(times)
         if longest == 0:
             return self.overhead_s
-        seconds = self.overhead_s + longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
+        seconds = self.overhead_s + self.token_s * num_tokens
+        seconds += longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
         return seconds * self._bend(compute_s, memory_s) if self.bends else seconds
 
     def _bend(self, compute_s: float, memory_s: float) -> float:
@@ -159,10 +181,10 @@ class Calibration:
     stream_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 
-    def predict(self, key: str, compute_s: float, memory_s: float) -> float | None:
+    def predict(self, key: str, compute_s: float, memory_s: float, num_tokens: int = 0) -> float | None:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
         known = self.efficiencies.get(key)
-        return None if known is None else known.predict(compute_s, memory_s)
+        return None if known is None else known.predict(compute_s, memory_s, num_tokens)
 
     def rebased(self, newer: "Calibration") -> Mapping[str, Efficiency]:
         """Return the efficiencies as shares of the ceilings of a newer calibration."""
@@ -192,6 +214,9 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
     for key, found in by_key.items():
         if len(found) < MIN_SAMPLES:
             continue
+        if "attention" in key:
+            fitted[key] = _added_up(found)
+            continue
         shortest = min(sample.measured_s for sample in found)
         candidates = (_candidate(found, power, part * shortest) for power, part in product(POWERS, OVERHEADS))
         best = min(candidates, key=lambda each: (each.median_error, each.worst_error))
@@ -205,12 +230,10 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
     errors: list[float] = []
     for load in dict.fromkeys(sample.load for sample in samples):
         fitted = fit(sample for sample in samples if sample.load != load)
-        for sample in samples:
-            if sample.load == load and sample.key in fitted:
-                predicted = fitted[sample.key].predict(sample.compute_s, sample.memory_s)
-                if predicted is not None and sample.measured_s > 0:
-                    errors.append(abs(predicted / sample.measured_s - 1))
-    return median(errors) if errors else None
+        here = [sample for sample in samples if sample.load == load and sample.key in fitted and sample.measured_s > 0]
+        errors += [_judged(fitted[sample.key], [sample]).median_error for sample in here]
+    known = [error for error in errors if error < math.inf]
+    return median(known) if known else None
 
 
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:
@@ -226,13 +249,22 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
         if compute is None and memory is None:
             compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples], dominant)
             memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples], dominant)
-    found = Efficiency(compute, memory, power, overhead_s, len(samples), math.inf, math.inf)
-    predicted = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
-    errors = [math.inf if time is None else abs(time / measured - 1) for time, measured in predicted]
-    finite = [error for error in errors if error < math.inf]
-    if not finite:
-        return found
-    return Efficiency(compute, memory, power, overhead_s, len(samples), median(finite), max(finite))
+    return _judged(Efficiency(compute, memory, power, overhead_s), samples)
+
+
+def _judged(found: Efficiency, samples: Sequence[Sample]) -> Efficiency:
+    """Return a fit with its errors over samples, infinite where it knows none of them."""
+    times = [(found.predict(s.compute_s, s.memory_s, s.num_tokens), s.measured_s) for s in samples]
+    errors = [abs(time / measured - 1) for time, measured in times if time is not None] or [math.inf]
+    return replace(found, num_samples=len(samples), median_error=median(errors), worst_error=max(errors))
+
+
+def _added_up(samples: Sequence[Sample]) -> Efficiency:
+    parts_NF = np.array([(1, s.num_tokens, s.compute_s, s.memory_s) for s in samples], np.float64)
+    found = _least_errors(parts_NF, np.array([s.measured_s for s in samples]), np.array(ADDED_UP))
+    overhead_s, token_s, *costs = found.tolist()
+    compute, memory = (min(max(1 / max(each, 1e-9), BOUNDS[0]), BOUNDS[1]) for each in costs)
+    return _judged(Efficiency(compute, memory, 1.0, overhead_s, token_s=token_s), samples)
 
 
 def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
@@ -245,19 +277,21 @@ def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
             alike.setdefault(round(at / BEND), []).append((at, sample.measured_s / predicted))
     bends = ((median(at for at, _ in each), median(factor for _, factor in each)) for each in alike.values())
     low, high = BENDS
-    found = replace(plain, bends=tuple(sorted((at, min(max(factor, low), high)) for at, factor in bends)))
-    times = [(found.predict(s.compute_s, s.memory_s), s.measured_s) for s in samples]
-    errors = [abs(time / measured - 1) for time, measured in times if time is not None]
-    return replace(found, median_error=median(errors), worst_error=max(errors))
+    return _judged(replace(plain, bends=tuple(sorted((at, min(max(f, low), high)) for at, f in bends))), samples)
 
 
 def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
-    """Fit what steps took, by the least sum of |log(predicted ÷ measured)|; `prior` is where they do not tell.
+    """Fit what steps took; `prior` is where they do not tell."""
+    parts_NF = np.array([step.parts for step in steps], np.float64)
+    found_F = _least_errors(parts_NF, np.array([step.seconds for step in steps]), np.array(astuple(prior)))
+    return Rest(*found_F.tolist())
 
-    Nothing is negative, and a few steps that something else made long do not count for more than others.
+
+def _least_errors(parts_NF: FloatArray, measured_N: FloatArray, prior_F: FloatArray) -> FloatArray:
+    """Return the factors of parts with the least sum of |log(predicted ÷ measured)|, near the prior ones.
+
+    Nothing is negative, and a few that something else made long do not count for more than others.
     """
-    parts_NF = np.array([(1, s.num_seqs, s.anew, s.anew * s.num_seqs, s.num_prompts, s.ops_s) for s in steps])
-    measured_N, prior_F = np.array([step.seconds for step in steps]), np.array(astuple(prior))
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
     pull_F = 1 / np.maximum(prior_F, MIN_REST_S)
     found_F = prior_F
@@ -273,4 +307,4 @@ def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
             is_used[np.flatnonzero(is_used)[solved < 0]] = False
         found_F = np.zeros(len(prior_F))
         found_F[is_used] = solved
-    return Rest(*found_F.tolist())
+    return found_F

@@ -1,8 +1,9 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
-    step = k · Σ pieces predicted + rest,   rest = a + b · sequences + c · prompts + (d + e · sequences) / 2^age
+    step = k · Σ pieces predicted + rest
+    rest = a + b · sequences + (c + d · sequences) / 2^age + e, with prompts + f, where sequences are gone
 
-`age` is how many steps ago one was laid out anew.
+`age` is how many steps ago one was laid out anew; k goes by the tokens of the step.
 
 Over and over, for a simulator: what depends on the numbers of tokens and rows alone is predicted once. No torch.
 """
@@ -11,7 +12,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
+from ridgeline.cost.efficiency import Behind, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
@@ -62,18 +63,14 @@ class StepTime:
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 
-    def seconds(self, load: Load, *, anew: float | None = None) -> float:
-        """Return the predicted seconds of a step with this `anew_share`; None: one that computes prompts has all."""
-        anew = load.num_tokens > len(load.spans) if anew is None else anew
-        return self.rest.ops * self._ops_s(load) + self.rest.of(len(load.spans), _num_prompts(load), anew=anew)
+    def seconds(self, load: Load, behind: Behind | None = None) -> float:
+        """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""
+        usual = Behind(0) if load.num_tokens > len(load.spans) else Behind()
+        return self.rest.of(self._step(load, behind or usual))
 
-    def fitted(self, steps: Iterable[tuple[Load, float, float]]) -> "StepTime":
-        """Return the same with what is around ops as in these steps: load, `anew_share`, seconds."""
-        told = [
-            TimedStep(self._ops_s(load), len(load.spans), _num_prompts(load), anew, seconds)
-            for load, anew, seconds in steps
-        ]
-        found = self.with_rest(fit_rest(told, self.rest))
+    def fitted(self, steps: Iterable[tuple[Load, Behind, float]]) -> "StepTime":
+        """Return the same with what is around ops as in these steps."""
+        found = self.with_rest(fit_rest([self._step(*step) for step in steps], self.rest))
         found.is_rest_fitted = True
         return found
 
@@ -89,6 +86,9 @@ class StepTime:
         found.rest = rest
         return found
 
+    def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
+        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds)
+
     def _ops_s(self, load: Load) -> float:
         """Return what all pieces take when nothing is around them."""
         size = load.num_tokens, load.num_rows
@@ -100,11 +100,11 @@ class StepTime:
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
             costs = self._costs(load, varying=False)
-            fixed_s = self._of_pieces(costs, roofline)
-            sampling = roofline.predict(sampling_cost(self._program, load), "f32").moving_s
-            fixed_s += sum(self._seconds(key + roofline.where, 0.0, sampling) for key in self._sampling)
+            fixed_s = self._of_pieces(costs, roofline, load.num_tokens)
+            sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
+            fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
-        return self._of_pieces(varying, roofline) + fixed_s
+        return self._of_pieces(varying, roofline, load.num_tokens) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
@@ -131,20 +131,21 @@ class StepTime:
         """Return what one costs of the pieces that spans decide about, or of the others."""
         return [(each, each.price.cost(load)) for each in self._pieces if each.depends_on_spans is varying]
 
-    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline) -> float:
+    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, num_tokens: int) -> float:
         total_s = 0.0
         for piece, cost in costs:
             limit = roofline.predict(cost, piece.inputs)
             one_s = limit.seconds
             if not self._is_limit:
-                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s)
+                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s, num_tokens)
             total_s += piece.price.count * one_s
         return total_s
 
-    def _seconds(self, key: str, compute_s: float, moving_s: float) -> float:
+    def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
         if self._is_limit:
             return 0.0
-        found = self._calibration.predict(key, compute_s, moving_s) if self._calibration is not None else None
+        known = self._calibration
+        found = None if known is None else known.predict(key, compute_s, moving_s, num_tokens)
         if found is None:
             self.unfitted.add(key)
             found = PRIOR.predict(compute_s, moving_s)
@@ -158,10 +159,6 @@ def pieces_of(program: Program, element: ElementBytes, inputs: InputKind) -> Seq
         OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
         for group in fuse(program)
     ]
-
-
-def _num_prompts(load: Load) -> int:
-    return sum([tokens > 1 for tokens, _ in load.spans]) if load.num_tokens > len(load.spans) else 0
 
 
 def _memory_bytes(costs: Sequence[tuple[_Priced, OpCost]]) -> float:

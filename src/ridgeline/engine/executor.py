@@ -25,16 +25,12 @@ from ridgeline.engine.batch import BatchBuilder
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of one step; `ops`, to be read once, is empty where no clock was read between them.
-
-    `follows`: it was laid out while the one before was computed, and began as that one ended.
-    """
+    """Seconds of the parts of one step; `ops`, to be read once, is empty where no clock was read between them."""
 
     batch_s: float
     run_s: float
     sample_s: float
     ops: Iterable[OpTiming]
-    follows: bool = False
 
 
 class StepObserver(Protocol):
@@ -171,14 +167,13 @@ class InlineExecutor:
         ops: Iterable[OpTiming],
         batch_s: float,
         built_s: float,
-        follows: bool = False,
     ) -> StepResult:
         """Return the result of a step whose logits are there."""
         ran_s = self._clock()
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         sample_s = self._clock() - ran_s
         if self.observer is not None:
-            self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops, follows))
+            self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops))
         rows_RH = output.logits_RV
         vectors = tuple([rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows])
         return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps_TW)
@@ -188,7 +183,8 @@ class OverlappedExecutor(InlineExecutor):
     """Has a step computed on other threads while the caller takes in the one before, and plans the one after.
 
     The caller helps with what is left of the step when it collects it. The next one starts before `collect` returns;
-    where it goes on from this one token by token, it is laid out before that and starts as this one ends.
+    where it goes on from this one token by token, it is laid out before that and starts as this one ends. A step whose
+    ops are timed is computed as it is collected: some of its ops would else be as slow as the caller is late.
     """
 
     depth = 2
@@ -205,7 +201,7 @@ class OverlappedExecutor(InlineExecutor):
         super().submit(plan)
         if self._started is None:
             self._start_next()
-        elif self._following is None and self._batches.goes_on(plan):
+        elif not (self._following or self._started.timed or self._times_ops) and self._batches.goes_on(plan):
             self._follow(plan)
 
     def collect(self) -> StepResult:
@@ -213,15 +209,19 @@ class OverlappedExecutor(InlineExecutor):
         try:
             if self._started is None:  # it failed to start, or a step before it failed
                 self._started = self._start(plan)
-            (batch, batch_s, built_s, follows, checked), self._started = self._started, None
+            (batch, batch_s, built_s, checked, timed), self._started = self._started, None
             following, self._following = self._following, None
             self._sampler.write_masks(batch.sampling)
-            output, ops, goes_on = self._overlapping.finish()
+            if timed:
+                built_s = self._clock()
+                (output, ops), goes_on = self._executable.timed(batch), False
+            else:
+                (output, goes_on), ops = self._overlapping.finish(), ()
             if following is None:
                 check_tokens(checked, output)
             if goes_on and following is not None:
                 self._started = following._replace(began_s=self._clock())
-            result = self._sampled(plan, output, ops, batch_s, built_s, follows)
+            result = self._sampled(plan, output, ops, batch_s, built_s)
         except Exception:
             self._started = None  # one that was begun meanwhile is computed again
             self._forget()
@@ -247,8 +247,9 @@ class OverlappedExecutor(InlineExecutor):
         start_s = self._clock()
         batch = self._built(plan)
         built_s = self._clock()
-        self._overlapping.start(batch, timed=self._times_ops)
-        return _Started(batch, built_s - start_s, built_s, checked=self._sampler.checked)
+        if not (timed := self._times_ops):
+            self._overlapping.start(batch)
+        return _Started(batch, built_s - start_s, built_s, checked=self._sampler.checked, timed=timed)
 
     def _follow(self, plan: StepPlan) -> None:
         """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
@@ -260,8 +261,8 @@ class OverlappedExecutor(InlineExecutor):
             batch_s = self._clock() - start_s
             checked = () if self._started is None else self._started.checked
             checking = partial(check_tokens, checked) if checked else None
-            if self._overlapping.follow(batch, timed=self._times_ops, check=checking):
-                self._following = _Started(batch, batch_s, follows=True, checked=self._sampler.checked)
+            if self._overlapping.follow(batch, check=checking):
+                self._following = _Started(batch, batch_s, checked=self._sampler.checked)
         except Exception:
             self._forget()
 
@@ -276,13 +277,13 @@ class OverlappedExecutor(InlineExecutor):
 
 
 class _Started(NamedTuple):
-    """A step that is computed: the seconds of laying it out, when it began, and whether that was as another ended."""
+    """A step that is computed, one that is `timed` only laid out: the seconds of that, and when it began."""
 
     batch: StepBatch
     batch_s: float
     began_s: float = 0.0
-    follows: bool = False
     checked: Sequence[Checked] = ()
+    timed: bool = False
 
 
 def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:

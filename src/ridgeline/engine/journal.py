@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
-from ridgeline.cost.efficiency import anew_share
+from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.request import SLOTS, Request
 from ridgeline.engine.request import FinishEvent, FinishReason
 from ridgeline.program.pricing import Load
@@ -97,15 +97,25 @@ def load_of(spans: Records) -> Load:
 
 
 def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
-    """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own."""
-    parts = ("run_s",) if depth > 1 else ("plan_s", "run_s", "commit_s", "render_s")
-    return np.sum([steps[part] for part in parts], axis=0)
+    """Return what steps took; with an executor's `depth` above 1, from the end of the one before to its own.
+
+    Between these may be time without work; of this, what it took to take the one in and plan the other counts.
+    """
+    run_s, plan_s, behind_s = steps["run_s"], steps["plan_s"], steps["commit_s"] + steps["render_s"]
+    if depth == 1:
+        return plan_s + run_s + behind_s
+    begun_s = steps["start_s"] + plan_s
+    return run_s + np.append(0.0, np.clip(np.diff(begun_s) - run_s[:-1], 0.0, plan_s[1:] + behind_s[:-1]))
 
 
-def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, float, float]]:
-    """Yield what each step computed, its `anew_share`, and its seconds; `spans` begin with the first one's."""
+def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, Behind, float]]:
+    """Yield what each step computed, what it follows, and its seconds; `spans` begin with the first one's."""
+    last: set[int] = set()
     for step, seconds in zip(steps, step_seconds(steps, depth).tolist()):
-        yield load_of(spans_of(step, spans, int(steps["first_span"][0]))), anew_share(int(step["span_shift"])), seconds
+        found = spans_of(step, spans, int(steps["first_span"][0]))
+        seq_ids = set(found["seq_id"].tolist())
+        yield load_of(found), Behind(int(step["span_shift"]), not last <= seq_ids), seconds
+        last = seq_ids
 
 
 def spans_of(step: np.void, spans: Records, first: int = 0) -> Records:

@@ -15,7 +15,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import anew_share
+from ridgeline.cost.efficiency import Behind
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
 from ridgeline.engine.journal import Journal, load_of, spans_of
@@ -96,7 +96,7 @@ class StepPrices:
         if sums is None or first != step["first_span"] or not step["num_spans"]:
             return
         asked, measured_s = load_of(spans_of(step, spans, first)), float(step["run_s"])
-        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, anew=anew_share(int(step["span_shift"])))
+        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, Behind(int(step["span_shift"])))
         sums.num_steps += 1
         sums.measured_s += measured_s
         sums.error_s += abs(measured_s - predicted_s)

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import huge_page_bytes, remote_share
 from ridgeline.core.log import get_logger
+from ridgeline.cost.efficiency import Behind
 from ridgeline.engine.journal import (
     AROUND_FIELDS,
     FIELDS,
@@ -79,9 +81,10 @@ class Recording:
         """Return the spans of a step record, as they were in that step."""
         return spans_of(step, self.spans)
 
-    def timed(self) -> Iterator[tuple[Load, float, float]]:
-        """Yield what each step computed, its `anew_share`, and its seconds."""
-        return timed_steps(self.steps, self.spans, 1 if self.setup is None else self.setup.depth)
+    def timed(self, most: int | None = None) -> Iterator[tuple[Load, Behind, float]]:
+        """Yield what each step computed, what it follows, and its seconds; of `most` steps at most, far apart."""
+        told = timed_steps(self.steps, self.spans, 1 if self.setup is None else self.setup.depth)
+        return islice(told, 0, None, 1 if most is None else -(-len(self.steps) // most))
 
     def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:
         """Return the hashes of an output's whole blocks; `own`: each without what is before it."""

@@ -4,9 +4,8 @@ In the order of `rules.py`. A gain is a counterfactual: the recorded requests ar
 change; of an engine that drafts, gains of options are not known. Must not import torch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ridgeline.bench.metrics import Results
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.engine.journal import load_of, step_seconds
+from ridgeline.engine.journal import step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
@@ -22,7 +21,6 @@ from ridgeline.explain.machine import SimulatedMachine, recorded_machine, simula
 from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
 from ridgeline.explain.simulation import RecordedPace, run_simulated
-from ridgeline.program.pricing import Load
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
 FEW = 32  # steps that tell what of a machine is calibrated
@@ -108,7 +106,7 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
     if drafts:
         seconds = machine.step_time.seconds
-        match = float(sum(seconds(load_of(recording.spans_of(step))) for step in recording.steps) / measured_s)
+        match = float(sum(seconds(load, behind) for load, behind, _ in recording.timed()) / measured_s)
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
     evidence = Evidence(recording, setup, machine.setup.config, machine, drafts)
@@ -154,8 +152,8 @@ class _Gains:
             requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
         elif cure == "prompts sorted":
             requests = self._evidence.sorted_prompts(requests)
-        for load, anew, _ in self._some(FEW):
-            machine.step_time.seconds(load, anew=anew)  # tells what is not calibrated of it
+        for load, behind, _ in self._evidence.recording.timed(FEW):
+            machine.step_time.seconds(load, behind)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
         has_own_pace = len(unfitted) < len(was_unfitted)
         # Else what is known of the one is not set against a guess of the other.
@@ -171,18 +169,12 @@ class _Gains:
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
 
-    def _some(self, count: int) -> Iterator[tuple[Load, float, float]]:
-        """Return steps of the recording, at most so many."""
-        recording = self._evidence.recording
-        return islice(recording.timed(), 0, None, -(-len(recording.steps) // count))
-
     def _as_it_was(self, *, is_prior: bool) -> tuple[SimulatedMachine, RecordedPace, Results]:
         """Return the machine with what was around ops, calibrated or of the prior, its pace, and the run simulated."""
         if is_prior not in self._was:
             machine, recording = self._evidence.machine, self._evidence.recording
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
-            time = time.fitted(self._some(SAMPLES))
-            fitted = replace(machine, step_time=time)
+            fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES)))
             pace = RecordedPace(fitted, recording)
             results = run_simulated(fitted, self._requests, pace=pace.from_start()).results
             self._was[is_prior] = fitted, pace, results

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
-from ridgeline.engine.journal import WAIT_REASONS, Records, load_of
+from ridgeline.engine.journal import WAIT_REASONS, Records
 from ridgeline.engine.recording import EngineSetup, Recording
 from ridgeline.explain.machine import SimulatedMachine
 
@@ -54,13 +54,12 @@ class Evidence:
     def priced(self) -> Sequence[PricedStep]:
         """Some of the steps."""
         found: list[PricedStep] = []
-        steps, time = self.recording.steps, self.machine.step_time
-        for step in steps[:: -(-len(steps) // SAMPLES)]:
-            load = load_of(self.recording.spans_of(step))
+        time = self.machine.step_time
+        for load, behind, measured_s in self.recording.timed(SAMPLES):
             limits, cost = time.bounds(load)
             kv = cost.kv_read_bytes / max(1.0, cost.kv_read_bytes + cost.weight_bytes)
             bound = max(limits, key=limits.__getitem__)
-            found.append(PricedStep(float(step["run_s"]), time.seconds(load), bound, kv))
+            found.append(PricedStep(measured_s, time.seconds(load, behind), bound, kv))
         return found
 
     def share_of_time(self, counter: str) -> float | None:

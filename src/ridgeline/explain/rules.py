@@ -143,12 +143,10 @@ def _huge_pages(e: Evidence) -> Sign | None:
 
 def _memory_slow(e: Evidence) -> Sign | None:
     """Compare steps that memory bounds with the others: a machine that is slow in all of them has another fault."""
-    sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
-    for step in e.priced:
-        of = sums[step.bound == "memory"]
-        of[0] += step.measured_s
-        of[1] += step.predicted_s
-    (measured, predicted), (others_measured, others_predicted) = sums[True], sums[False]
+    seconds_N2 = np.array([(step.measured_s, step.predicted_s) for step in e.priced])
+    is_bound = np.array([step.bound == "memory" for step in e.priced])
+    sums = seconds_N2[is_bound].sum(0).tolist(), seconds_N2[~is_bound].sum(0).tolist()
+    (measured, predicted), (others_measured, others_predicted) = sums
     if e.machine.provenance != "calibrated" or not predicted or not others_predicted:
         return None
     slower, others = measured / predicted, others_measured / others_predicted

@@ -25,7 +25,7 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
-from ridgeline.cost.efficiency import anew_share
+from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.loop import EngineLoop
@@ -66,7 +66,7 @@ class RecordedPace:
 
     def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
         seconds, timed = machine.step_time.seconds, list(recording.timed())
-        self._predicted = np.cumsum([0.0, *(seconds(load, anew=anew) for load, anew, _ in timed)])
+        self._predicted = np.cumsum([0.0, *(seconds(load, behind) for load, behind, _ in timed)])
         self._measured = np.cumsum([0.0, *(measured_s for _, _, measured_s in timed)])
         self._at_s = 0.0
 
@@ -266,13 +266,14 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    seconds, age = machine.step_time.seconds, 0
+    seconds, behind, last = machine.step_time.seconds, Behind(0), set[int]()
 
     def lasting(plan: StepPlan) -> float:
-        nonlocal age
+        nonlocal behind, last
         see(plan)
-        age = age + 1 if plan.follows else 0
-        return pace(seconds(load_of(plan), anew=anew_share(age)))
+        seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
+        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids), seq_ids
+        return pace(seconds(load_of(plan), behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)

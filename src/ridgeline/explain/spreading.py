@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
@@ -14,7 +13,7 @@ from ridgeline.explain.pricing import ELEMENT_BYTES, price, spec_of
 HEAD = ("way", "step", "tokens/s", "weights a device", "sent a device", "messages", "network")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Way:
     """Holds one way: what a token waits for at least, the rate of all devices, and what each has and sends a step.
 
@@ -86,7 +85,12 @@ def devices(
     weight_bytes, row_bytes = shared.cost.weight_bytes, size * spec.hidden_size
     num_sums = 2 * len(spec.layers)
 
-    way = partial(_way, sheet, link_s)
+    def way(name: str, step_s: float, rate: float, weights: float, sent: float, messages: int) -> Way:
+        network_s = _sent_s(sheet, link_s, sent, messages) if messages else 0.0
+        waits_s = step_s + (network_s or 0.0)
+        fits = weights <= (sheet.memory_bytes or math.inf)
+        return Way(name, waits_s, rate * step_s / waits_s, weights, sent, messages, network_s, fits)
+
     one_sum = row_bytes * shared.load.num_tokens
     others = count - 1
     ring, at_once = (2 * others / count * one_sum, 2 * others), (others * one_sum, 1)
@@ -112,23 +116,6 @@ def devices(
 def _sent_s(sheet: Datasheet, link_s: float, num_bytes: float, num_messages: int) -> float | None:
     speed = sheet.link_bytes_per_s
     return None if speed is None else num_bytes / speed + num_messages * link_s
-
-
-def _way(
-    sheet: Datasheet, link_s: float, name: str, step_s: float, rate: float, weights: float, sent: float, messages: int
-) -> Way:
-    network_s = _sent_s(sheet, link_s, sent, messages) if messages else 0.0
-    waits_s = step_s + (network_s or 0.0)
-    return Way(
-        name=name,
-        step_s=waits_s,
-        tokens_per_s=rate * step_s / waits_s,
-        weight_bytes=weights,
-        sent_bytes=sent,
-        num_messages=messages,
-        network_s=network_s,
-        fits=weights <= (sheet.memory_bytes or math.inf),
-    )
 
 
 def _said(ways: Sequence[Way]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, load_of
+from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.machine import SimulatedMachine, recorded_machine
 
@@ -52,7 +52,7 @@ def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
     inside: list[tuple[int, int, str, Event]] = []
     beside: list[tuple[int, int, str, Event]] = []
     whole: list[tuple[int, int, str, Event]] = []
-    for step in recording.steps:
+    for step, (load, behind, _) in zip(recording.steps, recording.timed()):
         start, planned, ran, committed, rendered = (
             _ns(step["start_s"] + sum(step[name] for name in names), origin_s)
             for names in ((), *(("plan_s", "run_s", "commit_s", "render_s")[:n] for n in (1, 2, 3, 4)))
@@ -62,9 +62,8 @@ def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
         counts = {name: int(step[name]) for name in ("num_tokens", "num_spans", "num_rows", "num_copies")}
         args |= counts | {"head_waits": WAIT_REASONS[step["head_waits"]], "measured_ms": 1e3 * float(step["run_s"])}
         if machine is not None:
-            load = load_of(spans)
-            limit_s = machine.step_time.bounds(load)[0]
-            args |= {"predicted_ms": 1e3 * machine.step_time.seconds(load), "limit_ms": 1e3 * sum(limit_s.values())}
+            limit_s, predicted_s = machine.step_time.bounds(load)[0], machine.step_time.seconds(load, behind)
+            args |= {"predicted_ms": 1e3 * predicted_s, "limit_ms": 1e3 * sum(limit_s.values())}
             args |= {"bound": max(limit_s, key=lambda name: limit_s[name]), "predicted_by": machine.provenance}
         whole.append((planned, ran, "prompts and tokens" if prompts else "tokens", args))
         batch, sample = (0 if np.isnan(step[name]) else _ns(step[name], 0.0) for name in ("batch_s", "sample_s"))
@@ -99,7 +98,7 @@ def _requests(recording: Recording, origin_s: float) -> Iterator[Event]:
         ends_s = min(float(output["queue_s"]), first_s), first_s, latency_s
         begin, *ends = (_ns(output["arrival_s"] + seconds, origin_s) for seconds in (0.0, *ends_s))
         counts = {name: int(output[name]) for name in ("num_prompt", "num_cached", "num_output", "num_preemptions")}
-        about = {"cat": "request", "id": str(seq_id), "pid": REQUESTS, "tid": 0}
+        about = {"cat": "request", "id2": {"local": str(seq_id)}, "pid": REQUESTS, "tid": 0}
         name = f"sequence {seq_id}"
         args = counts | {"end": FINISH_REASONS[output["reason"]]}
         yield {"ph": "b", "name": name, "ts": begin / 1e3, "args": args, **about}

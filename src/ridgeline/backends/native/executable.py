@@ -152,25 +152,25 @@ class NativeExecutable:
         """Do as `run` and return how long each group took, from barrier to barrier; the last timing is sampling."""
         return self._run(step, timed=True)
 
-    def start(self, step: StepBatch, *, timed: bool = False) -> None:
-        """Do as `run` or as `timed` on the pool's other threads, until `finish`."""
+    def start(self, step: StepBatch) -> None:
+        """Do as `run` on the pool's other threads, until `finish`."""
         self._following = None
         self._copy_blocks(step)
-        self._started = started = self._laid(step, timed)
+        self._started = started = self._laid(step, timed=False)
         self._tape.start(step.block, *started[1:], step.trials)
 
-    def follow(self, step: StepBatch, *, timed: bool = False, check: Check | None = None) -> bool:
+    def follow(self, step: StepBatch, *, check: Check | None = None) -> bool:
         """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
         if self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
-        self._following = following = self._laid(step, timed)
+        self._following = following = self._laid(step, timed=False)
         checking = None if check is None or self._started is None else partial(self._check, check, self._started)
         self._tape.follow(step.block, *following[1:], checking)
         return True
 
-    def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
-        """Finish the step that was started, in this thread as well; return what `run` or `timed` does.
+    def finish(self) -> tuple[StepOutput, bool]:
+        """Finish the step that was started, in this thread as well; return what `run` does.
 
         The last value tells whether the step that follows was started.
         """
@@ -180,7 +180,8 @@ class NativeExecutable:
         highest_slot, goes_on = self._tape.finish()
         if goes_on:
             self._started = following
-        return *self._landed(started, highest_slot), goes_on
+        self._warmer.stay_ahead(highest_slot)
+        return self._output(started), goes_on
 
     def chain(
         self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
@@ -202,21 +203,16 @@ class NativeExecutable:
 
     def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
         self._copy_blocks(step)
-        laid = self._laid(step, timed)
-        return self._landed(laid, self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
+        laid = self._laid(step, timed=timed)
+        self._warmer.stay_ahead(self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
+        return self._output(laid), () if laid[3] is None else self._timings.of(laid[3].tolist())
 
-    def _laid(self, step: StepBatch, timed: bool) -> Started:
+    def _laid(self, step: StepBatch, *, timed: bool) -> Started:
         """Return the step with room for its results."""
         sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
         seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
         taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if self._taps else None
         return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds, taps_TW
-
-    def _landed(self, started: Started, highest_slot: int) -> tuple[StepOutput, Iterable[OpTiming]]:
-        """Return what a step that was computed has left, and how long its parts took where that was asked."""
-        self._warmer.stay_ahead(highest_slot)
-        seconds = started[3]
-        return self._output(started), () if seconds is None else self._timings.of(seconds.tolist())
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
