@@ -7,7 +7,6 @@ and every matrix that reads them multiplied: what the layer computes stays the s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from ridgeline.backends.reference.ops.experts import gated
@@ -70,13 +69,18 @@ class LayerQuantizer:
         made, done = QuantizedLayer(), set[str]()
         members = [self._program.ops[number] for number in ops]
         names = dict.fromkeys(name for op in members for name in op.weights)
+
+        def read(name: str) -> torch.Tensor:
+            weight = as_tensor(weights[name])
+            return weight.clone() if weight.ndim == 3 else weight  # experts are replaced one by one, in place
+
         if not self._method.NEEDS_STATISTICS:
             for name in filter(self._chosen.__contains__, names):
-                made.effective = {name: as_tensor(np.array(weights[name]))}
+                made.effective = {name: read(name)}
                 for key, weight_NK in _matrices(name, made.effective[name]):
                     self._one(key, weight_NK, None, None, made)
             return made
-        made.effective = {name: as_tensor(np.array(weights[name])) for name in names}
+        made.effective = {name: read(name) for name in names}
         for number, op in zip(ops, members, strict=True):
             if not self._chosen.isdisjoint(op.weights):
                 value = op.inputs[1 if op.kind == "latent_attention" else 0]

@@ -179,17 +179,10 @@ class QuantizeJob:
             return frozenset(state["wide"])
         wide = frozenset[str]()
         if self._recipe.mixed_bits is not None:
-            dtype = TORCH_DTYPES[self._dtype]
-            wide = wide_matrices(
-                self._program,
-                as_tensors(dict(self._weights)),
-                batches,
-                self._together(),
-                (Grid(self._form, dtype), Grid(INT8, dtype)),
-                self._recipe.mixed_bits,
-                self._recipe.budget_kl or 0.0,
-                self._recipe.seed,
-            )
+            grids = Grid(self._form, TORCH_DTYPES[self._dtype]), Grid(INT8, TORCH_DTYPES[self._dtype])
+            bounds = self._recipe.mixed_bits, self._recipe.budget_kl or 0.0
+            weights = as_tensors(dict(self._weights))
+            wide = wide_matrices(self._program, weights, batches, self._together(), grids, *bounds, self._recipe.seed)
         write_whole(path, json.dumps({"sha256": digest, "wide": sorted(wide)}).encode())
         return wide
 
@@ -238,7 +231,7 @@ class QuantizeJob:
     def _read(self, shard: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return weights as a shard has them, in float32."""
         checkpoint = unpacked(Checkpoint.of_file(shard), {QUANTIZATION: self._quantization_config()}, FLOAT32)
-        found = {name: np.array(self._weights[name]) for name in names}
+        found = {name: np.empty(self._program.weights[name], np.float32) for name in names}
         for name, source in self._sources_of(names):
             values = source.arranged(to_dtype(checkpoint.read(name, 0, WHOLE), FLOAT32))
             for target in source.rename.targets:
