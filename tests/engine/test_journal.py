@@ -223,6 +223,7 @@ def test_steps_are_told_with_what_they_follow(engine):
         assert load == load_of(recording.spans_of(step))
         assert behind == (step["span_shift"], bool(last - seq_ids))
         last = seq_ids
+    assert list(recording.timed(5)) == told[:: -(-len(told) // 5)]
     assert sum(behind.gone for _, behind, _ in told) > 3 and max(behind.age for _, behind, _ in told) > 2
 
 

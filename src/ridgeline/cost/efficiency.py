@@ -62,7 +62,7 @@ def key_of(work: OpTiming) -> str:
 
 
 class Behind(NamedTuple):
-    """What a step follows: one that was laid out anew so many steps ago, and whether sequences of the last are gone."""
+    """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone."""
 
     age: float = math.inf
     gone: bool = False
@@ -79,7 +79,7 @@ class TimedStep(NamedTuple):
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """What the fields of a Rest multiply."""
+        """Return what the fields of a Rest multiply."""
         anew, few_s = 0.5**self.behind.age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
         prompts = self.num_tokens > self.num_seqs
         return 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.ops_s - few_s, few_s
