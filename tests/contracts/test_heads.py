@@ -87,9 +87,9 @@ def test_texts_that_are_equal_but_for_their_first_token_share_nothing_of_a_head(
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_that_rests_lets_steps_overlap_and_misses_no_hidden_state(name, target, plain, tmp_path, monkeypatch):
-    """Ten steps at rest, planned while others are computed; then ten that ask, and so on."""
+    """Some steps at rest, planned while others are computed; then some that ask, and so on."""
     num_asked = iter(range(10**6))
-    monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: next(num_asked) // 40 % 2 == 0)
+    monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: next(num_asked) // 12 % 2 == 0)
     monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
     head = HEADS[name](target)
     options = TINY | {"num_threads": 2, "num_speculative_tokens": 3, "draft_quantize": "none"}

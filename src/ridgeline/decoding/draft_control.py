@@ -24,7 +24,7 @@ TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, be
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
-PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first, and at most
+PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first of few, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
@@ -148,6 +148,7 @@ class DraftControl:
     times: StepTimes = field(default_factory=StepTimes)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _purse_s: float | None = None
+    _was_few: bool = False  # whether few sequences ran yet
     _returns: bool = False  # whether the last step had drafts, or they were asked for
     _num_asked: int = 0  # steps with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
@@ -275,8 +276,9 @@ class DraftControl:
             takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
             takes += self._catch_up_takes(lag)
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
-        at_first_s = PURSE_STEPS * min(FEW / num_decodes, 1.0) * step_s  # of many, each loses as long
-        purse_s = (at_first_s if self._purse_s is None else self._purse_s) + saved_s
+        purse_s = (self._purse_s or 0.0) + saved_s
+        if num_decodes <= FEW and not self._was_few:  # of many, each would lose as long
+            purse_s, self._was_few = purse_s + PURSE_STEPS * step_s, True
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 

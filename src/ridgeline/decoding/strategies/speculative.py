@@ -130,10 +130,9 @@ class Speculative(Autoregressive):
             if window.num_landed < control.window_steps:
                 return
         now_s = self._clock()
-        was_plain = False
+        was_plain = window.shape is not None and self._asking_s is None and window.num_landed >= WINDOW_STEPS
         if control is not None and window.shape is not None:
             step_s = window.step_s(now_s)
-            was_plain = self._asking_s is None and window.num_landed >= WINDOW_STEPS
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
             control.step(*window.shape, self._num_right, step_s, self._asking_s, num_steps, self._lag)
             self._num_napped = 0
