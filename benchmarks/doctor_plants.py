@@ -140,7 +140,10 @@ def _without_first(recording: Recording, num_steps: int) -> Recording:
     outputs = recording.outputs[recording.outputs["first_step"] >= num_steps]
     for name in ("first_step", "last_step"):
         outputs[name] -= num_steps
-    return replace(recording, steps=recording.steps[num_steps:], outputs=outputs)
+    steps = recording.steps[num_steps:].copy()
+    first_span = int(steps["first_span"][0])
+    steps["first_span"] -= first_span
+    return replace(recording, steps=steps, spans=recording.spans[first_span:], outputs=outputs)
 
 
 def _measures(results: Results) -> dict[str, float]:
@@ -263,7 +266,7 @@ TIMES = [random_tokens(5, n, BLOCK, 4000) for n in range(20)]
 COMMON = random_tokens(7, 0, 384, 4000)
 STAMPED = [BenchRequest(prompt=time + COMMON, max_tokens=4) for time in TIMES]
 SORTED = [BenchRequest(prompt=COMMON + time, max_tokens=4) for time in TIMES]
-LONG = own(6, 2000, 400)
+LONG = own(6, 2000, 1200)
 KV = 786_432  # bytes of a block of the larger model
 DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {

@@ -151,7 +151,7 @@ class _Round:
         first, second = parts
         self.fitted_log, before = run(config, first)
         self.log, self.recording = run(config, second)
-        fitted = replace(machine, step_time=machine.step_time.fitted(before.timed()))
+        fitted = replace(machine, step_time=machine.step_time.fitted(before.timed(), with_ops=True))
         self.machines = {"calibrated": machine, "fitted": fitted}
         self.logs = {name: run_simulated(each, second).log for name, each in self.machines.items()}
         self.logs["paced"] = run_simulated(fitted, second, pace=RecordedPace(fitted, before)).log

@@ -157,6 +157,16 @@ def test_what_steps_do_not_tell_stays_as_it_was():
     assert fit_rest(falling, PRIOR_REST).sequence_s == 0  # noise: more sequences do not take less
 
 
+def test_steps_of_one_size_leave_what_ops_take_to_the_prior():
+    """Else what ops take could go into what is around them, and larger steps would take next to nothing."""
+    step = TimedStep(3e-4, 16, 1, Behind(0), 4e-4)
+    held = fit_rest([step] * 400, TRUE_REST, with_ops=False)
+    assert (held.ops, held.few_ops) == (TRUE_REST.ops, TRUE_REST.few_ops)
+    assert held.of(step) == pytest.approx(4e-4, rel=0.05)
+    larger = TimedStep(8e-3, 512, 4, Behind(0), 0.0)
+    assert held.of(larger) == pytest.approx(TRUE_REST.of(larger), rel=0.1)
+
+
 def test_a_step_that_is_laid_out_anew_takes_more():
     rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=70e-6)
     assert rest.of(TimedStep(0.0, 8, 8, Behind(), 0.0)) == pytest.approx(210e-6)
@@ -179,7 +189,7 @@ def test_steps_that_were_timed_are_predicted_after_a_fit():
     predicted = StepTime(program, pieces_of(program), Cached(0), 1)
     loads = [Load(((number % 7 + 1, 50),) * (number % 3 + 1), number % 3 + 1) for number in range(60)]
     steps = [(load, Behind(), 1.7 * predicted.seconds(load, Behind())) for load in loads]
-    fitted = predicted.fitted(steps)
+    fitted = predicted.fitted(steps, with_ops=True)
     for load, behind, seconds in steps:
         assert fitted.seconds(load, behind) == pytest.approx(seconds, rel=0.03)
     assert fitted.is_rest_fitted and not predicted.is_rest_fitted

@@ -61,4 +61,4 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     )
     time_of_ops = StepTime(profiler.program, profiler.pieces, moments[0].calibrated(found), num_threads, found)
     mixed = profiler.mixed(MIXED_STEPS, MIXED_S)
-    return replace(found, rest=time_of_ops.with_rest(USUAL_REST).fitted(mixed).rest)
+    return replace(found, rest=time_of_ops.with_rest(USUAL_REST).fitted(mixed, with_ops=True).rest)

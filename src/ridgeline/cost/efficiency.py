@@ -38,6 +38,7 @@ DOMINANT = 2.0  # how much longer one limit is than the other where it alone dec
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
 ADDED_UP = (1e-6, 1e-7, 1.7, 1.3)  # seconds and those of a token; shares of 0.6 and 0.8, where samples do not tell
 MANY = 64  # tokens of a step
+OPS_FIELDS = 2  # the last ones of a Rest
 
 
 class OpTiming(NamedTuple):
@@ -280,26 +281,34 @@ def _bent(plain: Efficiency, samples: Sequence[Sample]) -> Efficiency:
     return _judged(replace(plain, bends=tuple(sorted((at, min(max(f, low), high)) for at, f in bends))), samples)
 
 
-def fit_rest(steps: Sequence[TimedStep], prior: Rest) -> Rest:
-    """Fit what steps took; `prior` is where they do not tell."""
-    parts_NF = np.array([step.parts for step in steps], np.float64)
-    found_F = _least_errors(parts_NF, np.array([step.seconds for step in steps]), np.array(astuple(prior)))
-    return Rest(*found_F.tolist())
+def fit_rest(steps: Sequence[TimedStep], prior: Rest, *, with_ops: bool = True) -> Rest:
+    """Fit what steps took; `prior` is where they do not tell, and is what ops take unless `with_ops`.
+
+    Steps of one size fit equally well with ops that take nothing, and say nothing of steps of another size then.
+    """
+    parts_NF, prior_F = np.array([step.parts for step in steps], np.float64), np.array(astuple(prior))
+    count = len(prior_F) if with_ops else len(prior_F) - OPS_FIELDS
+    given_N = parts_NF[:, count:] @ prior_F[count:]
+    found_F = _least_errors(parts_NF[:, :count], np.array([step.seconds for step in steps]), prior_F[:count], given_N)
+    return Rest(*found_F.tolist(), *prior_F[count:].tolist())
 
 
-def _least_errors(parts_NF: FloatArray, measured_N: FloatArray, prior_F: FloatArray) -> FloatArray:
-    """Return the factors of parts with the least sum of |log(predicted ÷ measured)|, near the prior ones.
+def _least_errors(
+    parts_NF: FloatArray, measured_N: FloatArray, prior_F: FloatArray, given_N: FloatArray | float = 0.0
+) -> FloatArray:
+    """Return the factors of parts, beside what is given, with the least sum of |log(predicted ÷ measured)|.
 
-    Nothing is negative, and a few that something else made long do not count for more than others.
+    They are near the prior, and none is negative. A few times that something else made long do not count for more.
     """
     # As one step more pulls, that is off by all of it: what steps do not tell apart grows as it is in the prior.
     pull_F = 1 / np.maximum(prior_F, MIN_REST_S)
     found_F = prior_F
     for _ in range(FIT_ROUNDS):
-        predicted_N = np.maximum(parts_NF @ found_F, 1e-9)
+        predicted_N = np.maximum(parts_NF @ found_F + given_N, 1e-9)
         weights_N = np.sqrt(1 / np.maximum(np.abs(np.log(predicted_N / measured_N)), 0.01) / predicted_N / measured_N)
         rows = np.vstack([parts_NF * weights_N[:, None], np.diag(pull_F)])
-        wanted, is_used = np.concatenate([measured_N * weights_N, prior_F * pull_F]), np.ones(len(prior_F), bool)
+        wanted = np.concatenate([(measured_N - given_N) * weights_N, prior_F * pull_F])
+        is_used = np.ones(len(prior_F), bool)
         while True:
             solved = np.linalg.lstsq(rows[:, is_used], wanted, rcond=None)[0]
             if (solved >= 0).all():

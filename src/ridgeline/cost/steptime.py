@@ -68,9 +68,9 @@ class StepTime:
         usual = Behind(0) if load.num_tokens > len(load.spans) else Behind()
         return self.rest.of(self._step(load, behind or usual))
 
-    def fitted(self, steps: Iterable[tuple[Load, Behind, float]]) -> "StepTime":
-        """Return the same with what is around ops as in these steps."""
-        found = self.with_rest(fit_rest([self._step(*step) for step in steps], self.rest))
+    def fitted(self, steps: Iterable[tuple[Load, Behind, float]], *, with_ops: bool) -> "StepTime":
+        """Return the same with what is around ops, and `with_ops` what these take among others, as in these steps."""
+        found = self.with_rest(fit_rest([self._step(*step) for step in steps], self.rest, with_ops=with_ops))
         found.is_rest_fitted = True
         return found
 

@@ -174,7 +174,7 @@ class _Gains:
         if is_prior not in self._was:
             machine, recording = self._evidence.machine, self._evidence.recording
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
-            fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES)))
+            fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES), with_ops=False))
             pace = RecordedPace(fitted, recording)
             results = run_simulated(fitted, self._requests, pace=pace.from_start()).results
             self._was[is_prior] = fitted, pace, results
