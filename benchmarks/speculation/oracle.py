@@ -180,7 +180,7 @@ def predict(step_time: StepTime, batch: int, length: int, acceptance: float, con
     `beside_s` is what a round takes beside the model.
     """
     plain_s = step_time.seconds(Load.decode(batch, context))
-    model_alone = step_time.with_rest(Rest(0.0, 0.0, ops=step_time.rest.ops))
+    model_alone = step_time.with_rest(Rest(0.0, 0.0, ops=step_time.rest.ops, few_ops=step_time.rest.few_ops))
     round_s = beside_s + model_alone.seconds(Load(((1 + length, context),) * batch, batch * (1 + length)))
     return tokens_per_round([acceptance] * length) * plain_s / round_s
 

@@ -12,7 +12,7 @@ from benchmarks.speculation.turns import Output, Timed, Turn, in_loops, in_slice
 
 from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
-from ridgeline.cost.efficiency import Rest
+from ridgeline.cost.efficiency import Behind, Rest, TimedStep
 
 
 def test_a_loop_is_a_whole_cycle_that_comes_again():
@@ -120,7 +120,7 @@ def test_what_a_round_takes_beside_the_model_is_counted_once():
     """A step with drafts is not priced as one that computes prompts, whose rest is another."""
 
     class Twice:
-        rest = Rest(1.0, 0.0, anew_s=50.0, prompt_s=70.0)
+        rest = Rest(1.0, 0.0, anew_s=50.0, prompts_s=70.0)
 
         def __init__(self, rest=rest):
             self.rest = rest
@@ -129,6 +129,7 @@ def test_what_a_round_takes_beside_the_model_is_counted_once():
             return Twice(rest)
 
         def seconds(self, load):
-            return 2.0 * load.num_tokens + self.rest.of(1, int(load.num_tokens > 1), anew=float(load.num_tokens > 1))
+            behind = Behind(0) if load.num_tokens > 1 else Behind()
+            return self.rest.of(TimedStep(2.0 * load.num_tokens, load.num_tokens, 1, behind, 0.0))
 
     assert oracle.predict(Twice(), 1, 1, 1.0, 64, 5.0) == pytest.approx(2 * (2 + 1) / (4 + 5))

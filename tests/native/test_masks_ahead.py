@@ -1,6 +1,7 @@
 """Grammars beside steps that are planned ahead: masks come late, and the tokens are those of one step after another."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,3 +198,13 @@ def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the
     assert state.first_allowed([forbidden]) is not None
     with pytest.raises(RequestError, match="too big"):
         state.accept(forbidden)
+
+
+def test_a_grammar_that_gives_up_behind_a_token_has_not_ended(engines):
+    """llguidance's matcher is stopped where it has an error; an output that ends so would pass for a valid one."""
+    state = engines[0].engine.intake._grammars.compile(GRAMMARS[4]).start()
+    state._matcher = SimpleNamespace(
+        consume_token=lambda _: True, is_stopped=lambda: True, is_error=lambda: True, get_error=lambda: "error: too big"
+    )
+    with pytest.raises(RequestError, match="too big"):
+        state.accept(5)

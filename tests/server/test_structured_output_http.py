@@ -169,18 +169,18 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
 ):
     """Real limits end a matcher in the same way; here it is the one with the regular expression, at its third token."""
-    compute, num_computed = GrammarState._require_sound, 0
+    consume, num_consumed = GrammarState._consume, 0
 
-    def give_up(state: GrammarState) -> None:
-        nonlocal num_computed
-        compute(state)
-        num_computed += 1
-        if num_computed >= 4:
+    def give_up(state: GrammarState, token_id: int) -> None:
+        nonlocal num_consumed
+        num_consumed += 1
+        if num_consumed >= 3:
             raise RequestError("the grammar gave up, make it simpler: too big", param="structured_outputs")
+        consume(state, token_id)
 
     body = {"prompt": "Once", "max_tokens": 30, "seed": 1, "temperature": 0}
     plain = live.complete(**body)["choices"][0]["text"]
-    monkeypatch.setattr(GrammarState, "_require_sound", give_up)
+    monkeypatch.setattr(GrammarState, "_consume", give_up)
     with ThreadPoolExecutor(1) as pool:
         neighbour = pool.submit(live.complete, **body)
         response = live.post("completions", **body, guided_regex="[a-z ]{20,40}", stream=stream)

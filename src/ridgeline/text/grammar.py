@@ -128,7 +128,9 @@ class GrammarState:
         self._consume(token_id)
         self._is_current = False
         self._num_masked = max(0, self._num_masked - 1)
-        return self._matcher.is_stopped()
+        if is_stopped := self._matcher.is_stopped():
+            self._require_sound()  # one that gave up is stopped too
+        return is_stopped
 
     def _consume(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
