@@ -278,13 +278,17 @@ def test_cors() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[str, str]:
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+def make_certificate(cert: Path, key: Path) -> None:
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subject = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*make, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=PATIENCE_S)
-    return cert, key
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(cert, key)
+    return str(cert), str(key)
 
 
 def test_tls(certificate: tuple[str, str]) -> None:
@@ -298,7 +302,23 @@ def test_tls(certificate: tuple[str, str]) -> None:
             assert client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
         with opened(live) as silent:  # no handshake
             assert read_all(silent) == b""
-        live.server._reload()
+
+
+def test_a_new_certificate_is_read_while_the_server_serves(certificate: tuple[str, str], tmp_path: Path) -> None:
+    """Not before its key is there as well, nor one that is none: clients get the old one until then."""
+    cert, key = map(Path, certificate)
+    old, new, new_key = cert.read_text(), tmp_path / "new.pem", tmp_path / "new.key"
+    make_certificate(new, new_key)
+    with serving(FakeEngine(fake_info()), tls_cert=str(cert), tls_key=str(key)) as live:
+        address = ("127.0.0.1", int(live.url.rpartition(":")[2]))
+        for file, text, shown in (
+            (cert, new.read_text(), old),
+            (key, new_key.read_text(), new.read_text()),
+            (cert, "none", new.read_text()),
+        ):
+            file.write_text(text)
+            live.server._reload()
+            assert ssl.get_server_certificate(address, timeout=PATIENCE_S).split() == shown.split()
 
 
 def test_a_certificate_that_cannot_be_read_is_one_line(certificate: tuple[str, str], tmp_path: Path) -> None:

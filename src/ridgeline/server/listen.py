@@ -46,7 +46,9 @@ def bind_unix(path: Path) -> socket.socket:
 def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> None:
     """Read certificate and key, for the connections to come. Raises ConfigError."""
     try:
-        context.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
+        # One that is broken, or of another key, would leave the context without any: another one reads it first.
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            each.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
     except OSError as error:  # SSLError too
         names = cert if key is None else f"{cert} and {key}"
         what = "no certificate with its key, in PEM and without a password"
