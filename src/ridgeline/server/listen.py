@@ -51,8 +51,7 @@ def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> Non
             each.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
     except OSError as error:  # SSLError too
         names = cert if key is None else f"{cert} and {key}"
-        what = "no certificate with its key, in PEM and without a password"
-        raise ConfigError(f"{what}, can be read from {names}: {error}") from None
+        raise ConfigError(f"no certificate with its key, in PEM without a password, is in {names}: {error}") from None
 
 
 def url_of(listener: socket.socket, *, tls: bool = False) -> str:
