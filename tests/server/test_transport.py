@@ -309,7 +309,10 @@ def test_a_new_certificate_is_read_while_the_server_serves(certificate: tuple[st
     cert, key = map(Path, certificate)
     old, new, new_key = cert.read_text(), tmp_path / "new.pem", tmp_path / "new.key"
     make_certificate(new, new_key)
-    with serving(FakeEngine(fake_info()), tls_cert=str(cert), tls_key=str(key)) as live:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "old"\n')
+    files = {"tls_cert": str(cert), "tls_key": str(key), "api_key_file": str(keys)}
+    with serving(FakeEngine(fake_info()), **files) as live:
         address = ("127.0.0.1", int(live.url.rpartition(":")[2]))
         for file, text, shown in (
             (cert, new.read_text(), old),
@@ -319,6 +322,12 @@ def test_a_new_certificate_is_read_while_the_server_serves(certificate: tuple[st
             file.write_text(text)
             live.server._reload()
             assert ssl.get_server_certificate(address, timeout=PATIENCE_S).split() == shown.split()
+        keys.write_text('[alice]\nkey = "new"\n')
+        live.server._reload()  # beside a certificate that is still broken
+        trusting = ssl.create_default_context(cafile=new)
+        with httpx.Client(base_url=f"https://127.0.0.1:{address[1]}", verify=trusting, trust_env=False) as client:
+            models = [client.get("/v1/models", headers={"authorization": f"Bearer {name}"}) for name in ("old", "new")]
+        assert [found.status_code for found in models] == [401, 200]
 
 
 def test_a_certificate_that_cannot_be_read_is_one_line(certificate: tuple[str, str], tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ class DrainingServer(uvicorn.Server):
             load_certificate(self._tls, settings.tls_cert, settings.tls_key)
 
     def _reload(self) -> None:
-        try:
-            self._read_certificate()
-            self._service.keys.read()
-        except ConfigError as error:
-            log.error("SIGHUP: nothing changes: %s", error)
+        for read in (self._read_certificate, self._service.keys.read):
+            try:
+                read()
+            except ConfigError as error:
+                log.error("SIGHUP: this stays as it was: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread, between two instructions; uvicorn's own would stop listening first."""
