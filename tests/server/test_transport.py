@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,7 @@ from live_server import PATIENCE_S, LiveServer, eventually, serving
 from ridgeline.core.errors import ConfigError
 from ridgeline.server.listen import bind_unix, load_certificate, url_of
 from ridgeline.server.settings import ServerSettings, only_local_names
-from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, room_for_connections
+from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, RESERVED_FILES, room_for_connections
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -302,6 +302,31 @@ def test_tls(certificate: tuple[str, str]) -> None:
             assert client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
         with opened(live) as silent:  # no handshake
             assert read_all(silent) == b""
+
+
+def test_connections_without_a_handshake_have_a_bound(certificate: tuple[str, str], caplog) -> None:
+    """No protocol counts them: without a bound they take all descriptors, and the loop fills the log."""
+    cert, key = certificate
+    settings = {"tls_cert": cert, "tls_key": key, "max_connections": 2, "header_timeout_s": 2 * PATIENCE_S}
+    with serving(FakeEngine(fake_info()), **settings) as live, ExitStack() as stack:
+        silent = [stack.enter_context(opened(live)) for _ in range(2 + RESERVED_FILES // 2)]
+        for _ in range(9):
+            with opened(live) as another:
+                assert read_all(another) == b""  # at once
+        assert [record.message for record in caplog.records if "are taken" in record.message] == [
+            "all 2 connections are taken: more are refused"
+        ]
+        for connection in silent:
+            connection.close()
+        trusting = ssl.create_default_context(cafile=cert)
+
+        def is_served() -> bool:
+            with suppress(httpx.TransportError):
+                url = live.url.replace("http:", "https:")
+                return httpx.get(f"{url}/health", verify=trusting, trust_env=False).status_code == 200
+            return False
+
+        eventually(is_served)
 
 
 def test_a_new_certificate_is_read_while_the_server_serves(certificate: tuple[str, str], tmp_path: Path) -> None:

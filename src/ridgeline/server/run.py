@@ -23,9 +23,9 @@ from starlette.applications import Starlette
 from ridgeline.core.collector import collect_rarely
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.server.listen import load_certificate
+from ridgeline.server.listen import Listener, load_certificate
 from ridgeline.server.service import Service
-from ridgeline.server.transport import Connection, Limiter
+from ridgeline.server.transport import RESERVED_FILES, Connection, Limiter
 
 log = get_logger("server")
 
@@ -77,6 +77,11 @@ class DrainingServer(uvicorn.Server):
         connection = partial(Connection, self.config, self.server_state, self.lifespan.state, self._limiter)
         timeout_s = None if self._tls is None else self._service.settings.header_timeout_s
         for listener in sockets or ():
+            if isinstance(listener, Listener):
+                most = (
+                    self._limiter.max_connections + RESERVED_FILES // 2
+                )  # these are still told that they are too many
+                listener.bound(most, lambda: self._limiter.full(loop.time()))
             server = await loop.create_server(
                 connection, sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )

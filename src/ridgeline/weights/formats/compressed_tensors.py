@@ -263,10 +263,7 @@ def _words(codes: Bytes, bits: int) -> Array:
 
 
 def quantization_config(
-    form: StoredFormat,
-    ignored: Sequence[str],
-    others: Mapping[StoredFormat, Sequence[str]],
-    written: str | None = None,
+    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]], written: str | None = None
 ) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored.
 
