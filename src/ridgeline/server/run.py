@@ -78,9 +78,7 @@ class DrainingServer(uvicorn.Server):
         timeout_s = None if self._tls is None else self._service.settings.header_timeout_s
         for listener in sockets or ():
             if isinstance(listener, Listener):
-                most = (
-                    self._limiter.max_connections + RESERVED_FILES // 2
-                )  # these are still told that they are too many
+                most = self._limiter.max_connections + RESERVED_FILES // 2  # so many are still told that all are taken
                 listener.bound(most, lambda: self._limiter.full(loop.time()))
             server = await loop.create_server(
                 connection, sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=self._tls, ssl_handshake_timeout=timeout_s
