@@ -123,7 +123,7 @@ def test_schemathesis_finds_nothing(live: LiveServer, document: dict, tmp_path: 
             *(sys.executable, command, "run", f"{live.url}/openapi.json", "--checks=all"),
             *("--exclude-checks=positive_data_acceptance", "--phases=coverage,fuzzing", "--max-examples=2"),
             *(f"--exclude-path={path}" for path in STARTS_A_PROCESS),
-            *("--seed=1", "--no-color"),
+            *("--seed=1", "--no-color", f"--request-timeout={PATIENCE_S}"),  # a busy machine takes its time
         ],
         cwd=tmp_path,
         capture_output=True,
