@@ -18,7 +18,7 @@ from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import DecodeRun, is_decode
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on, landed
+from ridgeline.engine.planning import Flight, StepDraft, goes_on, landed
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Sequence
 from ridgeline.engine.sharing import SlotCap, making_way
@@ -274,24 +274,20 @@ class Scheduler:
         the next one has to have some as well.
         """
         share = len(self._running) if self._chains else -(-len(self._running) // self._depth)
+        chains = self._chains and self.strategy.one_token
         position = 0
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
             flights = self._in_flight.get(seq.seq_id)
-            if seq.waits or (flights is not None and not (self._chains and self.strategy.one_token)):
+            if seq.waits or (flights is not None and not chains):
                 position += 1
                 continue
-            ahead = seq if flights is None else after_flights(seq, flights)
             try:
-                span = draft.next_span(ahead, len(self._running) - position - 1)
-                if span is None and not draft.spans:  # the oldest may take all
-                    span = draft.next_span(ahead)
+                span = draft.span_after(seq, flights, len(self._running) - position - 1)
             except Exception as error:
                 self.fault(seq, error)
                 continue
-            if span is not None and flights is not None and span.end > len(seq.token_ids):
-                span = span._replace(pending=flights[-1].step)
-            if span is not None and not self._place(ahead, span, draft):
+            if span is not None and not self._place(seq, span, draft):
                 return
             position += 1
 
