@@ -69,7 +69,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
     intake = Intake(info, tokenizer, clock, compiles_grammars=True)
     is_priced = setup.strategy == "autoregressive" and not info.embeds
-    prices = StepPrices(config, model.program, plan, loop.journal, clock) if is_priced else None
+    prices = StepPrices(config, model.program, plan, loop.journal, executor.depth, clock) if is_priced else None
     executor.observer = ops = OpSeconds(clock)
     of = spec, program, sizing.layout, tokenizer
     return Engine(info, setup, loop, executor, executable, intake, *of, ops, prices)
