@@ -303,6 +303,7 @@ class StepResult(NamedTuple):
     batch_s: float = math.nan  # before the model; NaN from an executor that does not tell
     sample_s: float = math.nan  # after it
     taps_TW: Vectors | None = None  # hidden states that the program keeps, side by side
+    next_s: float = 0.0  # behind it, in which the next one was laid out before this was told
 
 
 class DraftStats(NamedTuple):

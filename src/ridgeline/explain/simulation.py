@@ -99,17 +99,17 @@ class PricedExecutor:
         self.depth, self.chains = depth, depth > 1
         self.observer: StepObserver | None = None
         self._clock, self._seconds, self._token = clock, seconds, token
-        self._queued: deque[StepPlan] = deque()
+        self.queued: deque[StepPlan] = deque()
 
     def facts(self) -> Mapping[str, Choice]:
         """Return nothing: no weights are anywhere."""
         return {}
 
     def submit(self, plan: StepPlan) -> None:
-        self._queued.append(plan)
+        self.queued.append(plan)
 
     def collect(self) -> StepResult:
-        return self.compute(self._queued.popleft())
+        return self.compute(self.queued.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
         self._clock.now_s += self._seconds(plan)
@@ -272,7 +272,8 @@ def run_simulated(
         nonlocal behind, last
         see(plan)
         seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
-        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids), seq_ids
+        plans = len(executor.queued) > 0 and not executor.queued[0].follows
+        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids, plans), seq_ids
         return pace(seconds(load_of(plan), behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
