@@ -161,12 +161,7 @@ class InlineExecutor:
         self._batches = BatchBuilder(self._layout)
 
     def _sampled(
-        self,
-        plan: StepPlan,
-        output: StepOutput,
-        ops: Iterable[OpTiming],
-        batch_s: float,
-        built_s: float,
+        self, plan: StepPlan, output: StepOutput, ops: Iterable[OpTiming], batch_s: float, built_s: float
     ) -> StepResult:
         """Return the result of a step whose logits are there."""
         ran_s = self._clock()

@@ -73,10 +73,7 @@ OUTPUT_FIELDS = (
     ("first_hash", "i8"),  # number of its first hash record
     ("num_hashes", "i4"),
 )
-PROMPT_FIELDS = (
-    ("hash", "i8"),
-    ("own", "i8"),
-)  # of a whole block of a prompt and its output: all before it too, or not
+PROMPT_FIELDS = (("hash", "i8"), ("own", "i8"))  # of a block of a prompt and its output: all before it too, or not
 AROUND_FIELDS = (  # what others know of it; NaN: not told
     ("time_s", "f8"),
     ("loop_lag_s", "f8"),  # how late a server's event loop was, in all
@@ -95,6 +92,12 @@ def load_of(spans: Records) -> Load:
     """Return what a step of these spans has to compute."""
     ends = spans["start"] + spans["num_tokens"]
     return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+def planned_load(plan: StepPlan) -> Load:
+    """Return what a plan has to compute."""
+    spans = [(len(span.token_ids), span.end) for span in plan.spans]
+    return Load(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
 
 
 def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:

@@ -14,7 +14,6 @@ from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_
 from ridgeline.engine.request import Sequence
 
 NO_DECISIONS = Decisions()
-PENDING_TOKEN = (PENDING,)
 _new = tuple.__new__  # a NamedTuple's own constructor is a call of Python
 
 
@@ -76,7 +75,7 @@ class StepDraft:
         if flights is not None:
             step, last = flights[-1]
             if (end := last.end) >= len(seq.token_ids):  # as `Strategy.one_token` has it
-                return _new(Span, (seq.seq_id, end, PENDING_TOKEN, 1, 1, 0, False, seq.request.adapter, (), step))
+                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), step))
             seq = replace(seq, num_computed=end)
         span = self.next_span(seq, num_behind)
         return self.next_span(seq) if span is None and not self.spans else span
@@ -160,30 +159,25 @@ class StepDraft:
         vector_rows: list[steps.VectorRows] = []
         first_row, planned, self.spans = 0, self.spans, []
         for seq, span in planned:
-            if span.pending:
-                samples.append(sample_row(seq, first_row, span.start + 1 - len(seq.request.prompt_ids)))
-                self.spans.append((seq, span))
-                first_row += 1
-                continue
             rows: list[steps.SampleRow] = []
-            failed = False
             for member in (seq, *seq.siblings):
                 try:
-                    rows.extend(self.strategy.rows(member, span, first_row))
+                    if span.pending:
+                        rows.append(sample_row(seq, first_row, span.start + 1 - len(seq.request.prompt_ids)))
+                    else:
+                        rows.extend(self.strategy.rows(member, span, first_row))
                 except Exception as error:
                     fault(member, error)
                     if member is seq:
-                        failed = True
                         break
-            if failed:
-                continue
-            self.spans.append((seq, span))
-            samples.extend(rows)
-            if owes_scores(seq):
-                prompt_rows.extend(scoring_rows(seq, span, first_row))
-            if span.pooled:
-                vector_rows.append(steps.VectorRows(seq.seq_id, first_row, span.num_logit_rows))
-            first_row += span.num_logit_rows
+            else:
+                self.spans.append((seq, span))
+                samples.extend(rows)
+                if owes_scores(seq):
+                    prompt_rows.extend(scoring_rows(seq, span, first_row))
+                if span.pooled:
+                    vector_rows.append(steps.VectorRows(seq.seq_id, first_row, span.num_logit_rows))
+                first_row += span.num_logit_rows
         return tuple(samples), tuple(prompt_rows), tuple(vector_rows)
 
     def give_back(self, in_flight: Mapping[int, Items[Flight]]) -> bool:

@@ -59,9 +59,9 @@ class OpSeconds:
 
 
 class StepPrices:
-    """Looks at a step of a journal now and then, where the machine's ceilings are known: the last but one.
+    """Looks at a journal's last step but one now and then, where the machine's ceilings are known.
 
-    What it took, with an executor's `depth`, is known beside the steps before and behind it.
+    What a step took is known by the one behind it, and the `depth` of the executor.
     """
 
     def __init__(

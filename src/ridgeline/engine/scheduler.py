@@ -115,9 +115,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        chain = self._chains and (
-            len(self._in_flight) > 0 or (self._decode is not None and len(self._decode.flights) > 0)
-        )
+        chain = self._chains and bool(self._in_flight or (self._decode is not None and self._decode.flights))
         if chain and not self._all_go_on():
             return None  # what would be left out would read all weights again for itself
         self.client_slots = self.cap.slots(self._step + 1, self._clock())
@@ -337,9 +335,8 @@ class Scheduler:
         """
         num_running, config = len(self._running), self._config
         waiting = len(self.waiting) > 0
-        if not self.strategy.one_token or (
-            waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
-        ):
+        may_admit = waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
+        if may_admit or not self.strategy.one_token:
             return None
         full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
         plan = run.plan(self._step + 1, full if waiting else None, copies, chain=chain)

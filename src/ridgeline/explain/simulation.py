@@ -28,6 +28,7 @@ from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.journal import planned_load
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
@@ -35,7 +36,6 @@ from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.program.pricing import Load as StepLoad
 from ridgeline.weights.folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -115,12 +115,6 @@ class PricedExecutor:
         self._clock.now_s += self._seconds(plan)
         token = self._token
         return StepResult(plan.step, tuple([SampledToken(row.seq_id, token(row)) for row in plan.samples]))
-
-
-def load_of(plan: StepPlan) -> StepLoad:
-    """Return what a plan computes."""
-    spans = [(len(span.token_ids), span.start + len(span.token_ids)) for span in plan.spans]
-    return StepLoad(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
 
 
 def simulated_loop(
@@ -274,7 +268,7 @@ def run_simulated(
         seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
         plans = len(executor.queued) > 0 and not executor.queued[0].follows
         behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids, plans), seq_ids
-        return pace(seconds(load_of(plan), behind))
+        return pace(seconds(planned_load(plan), behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
