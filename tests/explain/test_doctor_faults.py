@@ -350,7 +350,7 @@ def test_healthy_runs_have_no_findings(run, it):
 
 
 def test_what_drafting_takes_is_counted_once(it):
-    """With one thread, planning is around the ops of every step; else steps without drafts are planned beside others."""
+    """With one thread, planning is around the ops of all steps; else plain ones are planned beside others."""
     run = PLANTS["draft_loses"](it)
     is_round = run.spans["num_rows"][run.steps["first_span"]] > 1
     assert is_round.any() and not is_round.all()
