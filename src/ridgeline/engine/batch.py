@@ -197,7 +197,7 @@ def _unfolded(plan: StepPlan, block_size: int) -> tuple[StepPlan, Echoes]:
     A branch has blocks of its own from the tree's start on, with its tokens side by side: for whatever computes it
     it is a text like any other.
     """
-    if not any([span.parents for span in plan.spans]):
+    if not any(span.parents for span in plan.spans):
         return plan, []
     spans: list[Span] = []
     tables: list[list[BlockTable]] = [[] for _ in plan.tables]

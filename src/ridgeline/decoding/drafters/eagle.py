@@ -95,10 +95,8 @@ class Eagle(DraftModel):
         return len(view.token_ids) if hidden is None else hidden.begin + 1
 
     def _features(self, spans: Sequence[Span]) -> Vectors:
-        parts: list[Vectors] = []
-        for span in spans:
-            hidden = self._hidden[span.seq_id]
-            parts.append(hidden.rows(hidden.begin + span.start, hidden.begin + span.end))
+        pairs = [(self._hidden[span.seq_id], span) for span in spans]
+        parts = [hidden.rows(hidden.begin + span.start, hidden.begin + span.end) for hidden, span in pairs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _catch_up(
