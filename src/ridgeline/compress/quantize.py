@@ -332,7 +332,7 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
     points = None if whole.points is None else whole.points[order]
     minima = None if whole.minima is None else whole.minima[order]
     codes, scales = whole.codes[order], whole.scales[order]
-    return replace(whole, codes=codes, scales=scales, points=points, minima=minima)
+    return replace(whole, packed=codes, scales=scales, points=points, minima=minima)
 
 
 def _reports_of(shard: Path) -> Path:
