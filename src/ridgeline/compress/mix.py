@@ -94,7 +94,7 @@ class Sweep:
         for number in range(1, len(self._parts)):
             if not self._path("values", number).exists():
                 flow = Flow(self.program, self._windows)
-                flow.values = self._values(number - 1)
+                flow.values = self._load("values", number - 1)
                 flow.run(self._parts[number - 1], self._weights_of(number - 1))
                 self._save("values", number, flow.values)
         found: dict[str, float] = {}
@@ -116,52 +116,42 @@ class Sweep:
         """Return the taps of a part, and the gradients by what it reads of those before it, of every window."""
         is_last, generator = number + 1 == len(self._parts), torch.Generator().manual_seed(self._seed)
         upstream = [] if is_last else self._load("gradients", number + 1)
-        found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        taps: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         handed_back: list[Values] = []
-        for index, leaves in enumerate(self._values(number)):
+        for index, leaves in enumerate(self._load("values", number)):
             floats = {name: value.requires_grad_() for name, value in leaves.items() if value.is_floating_point()}
-            flow = Flow(self.program, self._windows[index : index + 1])
+            flow, made = (
+                Flow(self.program, self._windows[index : index + 1]),
+                list[tuple[str, torch.Tensor, torch.Tensor]](),
+            )
             flow.values = [leaves | floats]
+            (values,) = flow.values
             with torch.enable_grad():
-                made = self._tapped(flow, self._parts[number], weights, wanted)
-                (values,) = flow.values
+                for op_number in self._parts[number]:
+                    op = self.program.ops[op_number]
+                    x_TK = values[op.inputs[0]]
+                    flow.run([op_number], weights)
+                    if op.kind == "embed":
+                        values[op.outputs[0]] = values[op.outputs[0]].detach().requires_grad_()
+                    elif op.kind == "linear" and op.weights[0] in wanted:
+                        values[op.outputs[0]].retain_grad()
+                        made.append((op.weights[0], x_TK.detach(), values[op.outputs[0]]))
                 if is_last:
                     log_p_TV = values[self.program.result].log_softmax(-1)
-                    y_T1 = torch.multinomial(log_p_TV.detach().flatten(0, -2).exp(), 1, generator=generator)
-                    log_p_TV.flatten(0, -2).gather(1, y_T1).sum().backward()
+                    y_T1 = torch.multinomial(log_p_TV.detach().exp(), 1, generator=generator)
+                    log_p_TV.gather(1, y_T1).sum().backward()
                 else:
                     roots = {name: each for name, each in upstream[index].items() if values[name].requires_grad}
                     torch.autograd.backward([values[name] for name in roots], list(roots.values()))
-            for name, (x_TK, out_TN) in made.items():
+            for name, x_TK, out_TN in made:
                 if out_TN.grad is not None:
-                    found.setdefault(name, []).append((x_TK.detach(), out_TN.grad))
+                    taps.setdefault(name, []).append((x_TK, out_TN.grad))
             handed_back.append({name: each.grad for name, each in floats.items() if each.grad is not None})
-        taps = {name: Tap(*(torch.cat(parts).flatten(0, -2) for parts in zip(*pairs))) for name, pairs in found.items()}
-        return taps, handed_back
-
-    def _tapped(
-        self, flow: Flow, ops: range, weights: Values, wanted: frozenset[str]
-    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Run a part on a window; return inputs and outputs of the linear ops of `wanted`."""
-        made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        for number in ops:
-            op, (before,) = self.program.ops[number], flow.values
-            x_TK = before[op.inputs[0]]
-            flow.run([number], weights)
-            out_TN = flow.values[0].get(op.outputs[0]) if op.outputs else None
-            if op.kind == "embed" and out_TN is not None:
-                flow.values[0][op.outputs[0]] = out_TN.detach().requires_grad_()
-            elif op.kind == "linear" and op.weights[0] in wanted and out_TN is not None and out_TN.requires_grad:
-                out_TN.retain_grad()
-                made[op.weights[0]] = (x_TK, out_TN)
-        return made
+        return {name: Tap(*map(torch.cat, zip(*pairs))) for name, pairs in taps.items()}, handed_back
 
     def _weights_of(self, number: int) -> Values:
         names = {name for op in self._parts[number] for name in self.program.ops[op].weights}
         return {name: as_tensor(self._weights[name]) for name in names}
-
-    def _values(self, number: int) -> list[Values]:
-        return self._load("values", number) if number else Flow(self.program, self._windows).values
 
     def _path(self, what: str, number: int) -> Path:
         return self._folder / f"{what}-{number}.safetensors"
@@ -171,8 +161,9 @@ class Sweep:
         write_tensors(self._path(what, number), arrays)
 
     def _load(self, what: str, number: int) -> list[Values]:
-        checkpoint = Checkpoint.of_file(self._path(what, number))
-        found: list[Values] = [{} for _ in self._windows]
+        if what == "values" and not number:
+            return Flow(self.program, self._windows).values
+        checkpoint, found = Checkpoint.of_file(self._path(what, number)), [Values() for _ in self._windows]
         for key in checkpoint.entries:
             index, _, name = key.partition(".")
             found[int(index)][name] = as_tensor(checkpoint.tensor(key))
