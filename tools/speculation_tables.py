@@ -82,13 +82,15 @@ def rounds() -> str:
 
 
 def peers() -> str:
-    """Return the table of drafts by lookup here and elsewhere, each over its own decoding without."""
-    rows = ["| machine | model | domain | system | gain, range | tokens/s without | with | result |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
-    for cell, machine, model, link in newest("*-speculation-beside-*.json", lambda c: _measured(c, "domain", "system")):
+    """Return the table of drafts here and in other engines, each over its own decoding without."""
+    rows = ["| machine | model | beside | drafts | domain | system | gain, range | tokens/s without | with | result |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|")
+    by = ("beside", "drafts", "domain", "system")
+    for cell, machine, model, link in newest("*-speculation-beside-*.json", lambda c: _measured(c, *by)):
         spread = f"{cell['gain']:.2f} ({min(cell['ratios']):.2f} to {max(cell['ratios']):.2f})"
         rates = f"{cell['off_tokens_per_s']:.0f} | {cell['on_tokens_per_s']:.0f}"
-        rows.append(f"| `{machine}` | {model} | {cell['domain']} | {cell['system']} | {spread} | {rates} | {link} |")
+        place = f"{cell.get('beside', 'llama.cpp')} | {cell.get('drafts', 'lookup')} | {cell['domain']}"
+        rows.append(f"| `{machine}` | {model} | {place} | {cell['system']} | {spread} | {rates} | {link} |")
     return "\n".join(rows) + "\n"
 
 
@@ -105,7 +107,7 @@ def tables() -> str:
     """Return all tables, each behind its heading."""
     parts = {
         "### With drafts over without": speeds(),
-        "### Lookups beside llama.cpp": peers(),
+        "### Drafts beside llama.cpp and vLLM": peers(),
         "### Acceptance by position": acceptance(),
         "### Formula and measurement": rounds(),
     }

@@ -117,8 +117,9 @@ class Worker:
     def ask(self, prompts: list[list[int]], output_tokens: int) -> float:
         """Seconds for all of them. Raises SystemFailed for outputs of another length."""
         reply = self._exchange({"prompts": prompts, "output_tokens": output_tokens})
-        if reply["output_tokens"] != [output_tokens] * len(prompts):
-            raise SystemFailed(f"outputs of {reply['output_tokens']} tokens where {output_tokens} were asked for")
+        lengths = [each if isinstance(each, int) else len(each) for each in reply["output_tokens"]]
+        if lengths != [output_tokens] * len(prompts):
+            raise SystemFailed(f"outputs of {lengths} tokens where {output_tokens} were asked for")
         return reply["duration_s"]
 
     def _exchange(self, message: dict[str, object]) -> dict:

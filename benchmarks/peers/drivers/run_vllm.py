@@ -1,4 +1,7 @@
-"""vLLM on the CPU, set up as its installation guide advises. Options are keywords of `vllm.LLM`."""
+"""vLLM on the CPU, set up as its installation guide advises. Options are keywords of `vllm.LLM`.
+
+A reply has the tokens themselves.
+"""
 
 import os
 import sys
@@ -29,7 +32,7 @@ def load(job):
     def generate(prompts, output_tokens):
         params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-        return [len(output.outputs[0].token_ids) for output in outputs]
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     return generate
 

@@ -12,7 +12,7 @@ import time
 
 
 def serve(load, packages):
-    """`load(job)` gives a function (prompts, output tokens) -> numbers of tokens generated, one for each prompt."""
+    """`load(job)` gives a function (prompts, output tokens) -> each prompt's generated tokens, or their number."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # engines print as they like: only replies may reach the parent
     generate = load(json.loads(sys.stdin.readline()))
