@@ -74,7 +74,7 @@ def _bits(program: Program, names: Iterable[str], grid: Grid) -> int:
 
 
 class Sweep:
-    """Goes once forward and backward over a model, a layer in memory at a time, on at most MAX_TOKENS tokens.
+    """Computes a model once forward and backward, a layer in memory at a time, on at most MAX_TOKENS tokens.
 
     What layers hand on and back is in files of `folder`, so that a pass that was killed goes on from there.
     """
