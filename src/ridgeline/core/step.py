@@ -280,7 +280,7 @@ class StepPlan(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return len(self.spans) if self.follows else sum(span.num_tokens for span in self.spans)
+        return len(self.spans) if self.follows else sum([len(span.token_ids) for span in self.spans])
 
 
 class SampledToken(NamedTuple):
