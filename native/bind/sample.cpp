@@ -47,13 +47,18 @@ class Likeliest {
     require(vocab_size > 0 && vocab_size <= kMaxSampledVocab, "so many tokens are not sampled from");
   }
 
-  std::vector<int64_t> of(const Column<float>& logits, int64_t count) {
-    require((int64_t)logits.size() == vocab_size_, "a row has one logit for each token");
+  std::vector<int64_t> of(const Array<float, 2>& logits, int64_t row, int64_t count) {
+    const auto width = (int64_t)logits.shape(1);
+    require(width >= vocab_size_, "a row has one logit for each token");
+    require(row >= 0 && row < (int64_t)logits.shape(0), "no row has this number");
     require(count > 0, "a list has a token at least");
     if (count >= vocab_size_) return {};
+    float* const x = logits.data() + row * width;
+    const float* maxima = room_for_maxima(x, vocab_size_, width);
+    if (maxima && maxima[vocab_size_ / 16] != 1) maxima = nullptr;
     std::vector<int64_t> ids((size_t)count);
-    return kernels_.likeliest(logits.data(), vocab_size_, count, ids.data(), scratch_.get()) ? ids
-                                                                                              : std::vector<int64_t>{};
+    const bool found = kernels_.likeliest(x, vocab_size_, maxima, count, ids.data(), scratch_.get());
+    return found ? ids : std::vector<int64_t>{};
   }
 
  private:
@@ -119,9 +124,9 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
 void bind_sample(nb::module_& module) {
   nb::class_<Likeliest>(module, "Likeliest")
       .def(nb::init<const std::string&, int64_t>(), "level"_a, "vocab_size"_a)
-      .def("of", &Likeliest::of, "logits"_a.noconvert(), "count"_a,
-           "So many tokens of a row's largest float32 logits, by logit and then by id; none where not all are finite, or no "
-           "more of them are there.");
+      .def("of", &Likeliest::of, "logits"_a.noconvert(), "row"_a, "count"_a,
+           "So many tokens of the largest of a row's float32 logits [R, W], by logit and then by id; none where not all are "
+           "finite, or no more of them are there. What else is in the row is what a step left there.");
   module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
              "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
              "seed"_a.noconvert(), "num_output"_a.noconvert(), "masks"_a.noconvert() = nb::none(),

@@ -113,8 +113,9 @@ struct SampleKernels {
   // one that they share.
   void (*sample_share)(SampleRow& row, const float* logits, int64_t vocab_size, void* own, void* all,
                        const SampleTeam& team);
-  // Writes the tokens of the k largest of more logits, in order; false where not all are finite.
-  bool (*likeliest)(const float* logits, int64_t vocab_size, int64_t k, int64_t* ids, void* scratch);
+  // Writes the tokens of the k largest of more logits, in order; false where not all are finite. `maxima` are those that
+  // `sample` left of finite ones, or null.
+  bool (*likeliest)(const float* logits, int64_t vocab_size, const float* maxima, int64_t k, int64_t* ids, void* scratch);
   // Decides a row with a trial, and those that are verified together with it; logits have `stride` floats a row.
   void (*verify)(SampleRow* rows, const float* logits, int64_t stride, int64_t vocab_size, void* scratch);
 };

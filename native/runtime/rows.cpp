@@ -171,8 +171,12 @@ void Sample::run(const Worker& worker) {
 }
 
 void Sample::decide(const Worker& worker, SampleRow* row) const {
-  const float* logits = worker.step.logits;
+  float* logits = worker.step.logits;
   const int64_t stride = worker.step.logits_stride;
+  const bool first = row == worker.step.sample_rows || row[-1].logit_row != row->logit_row;  // or several write them
+  if (first && row->mask && !(row->temperature > 0))
+    row->maxima = room_for_maxima(logits + row->logit_row * stride, vocab_size_, stride);
+  if (row->maxima) row->maxima[vocab_size_ / 16] = 0;
   if (!row->trial)
     worker.kernels.sample.sample(*row, logits + row->logit_row * stride, vocab_size_, worker.scratch);
   else if (row->trial->block >= 0)

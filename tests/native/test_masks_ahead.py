@@ -182,10 +182,35 @@ def test_what_is_checked_is_what_a_mask_says_at_every_token(engines):
                 expected = token_id if allowed_V[token_id] else np.where(allowed_V, logits_V, -np.inf).argmax()
                 fits_V = np.unpackbits(state.allowed.view(np.uint8), bitorder="little").astype(bool)
                 sampled = int(np.where(fits_V, logits_V, -np.inf).argmax())
-                assert (sampled if state.allows(sampled) else other_token(state, logits_V)) == expected
+                assert (sampled if state.allows(sampled) else other_token(state, logits_V[None], 0)) == expected
             known.append(int(rng.choice(inside)))
             if masked.accept(known[-1]):
                 break
+
+
+def test_a_wrong_guess_by_itself_costs_one_mask_and_several_in_a_row_cost_more(engines, monkeypatch):
+    state = engines[0].engine.intake._grammars.compile(StructuredOutputsParams(regex="[a-z]{400}")).start(guesses=True)
+    compute, masks = GrammarState.mask, []
+    monkeypatch.setattr(GrammarState, "mask", lambda self: (state._is_current or masks.append(1), compute(self))[1])
+    (allowed,) = np.nonzero(np.unpackbits(state.mask().view(np.uint8), bitorder="little"))
+    fits, forbidden = int(allowed[0]), int(np.setdiff1d(np.arange(300), allowed)[0])
+    assert not state.accept(fits)
+
+    def masks_of(sampled: list[int]) -> list[int]:
+        """How many masks each of these tokens has, where the grammar allows no other that is listed."""
+        counts = []
+        for token_id in sampled:
+            masks.clear()
+            state.prepare()
+            if not state.allows(token_id):
+                assert state.first_allowed([token_id]) is None
+            state.accept(fits)
+            counts.append(len(masks))
+        return counts
+
+    assert masks_of([fits, forbidden, fits, fits, forbidden, fits]) == [0, 1, 0, 0, 1, 0]
+    assert masks_of([forbidden, forbidden, fits, fits]) == [1, 1, 1, 0]
+    assert sum(masks_of([forbidden] * 70)) == 70
 
 
 def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the_token_in(engines, monkeypatch):

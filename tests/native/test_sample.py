@@ -387,14 +387,50 @@ def test_the_likeliest_tokens_are_those_of_the_largest_logits_in_their_order(lev
         listing = _native.Likeliest(level, vocab_size)
         for values in (rng.standard_normal(vocab_size), rng.integers(-2, 3, vocab_size), np.zeros(vocab_size)):
             x_V = values.astype(np.float32)
-            assert listing.of(x_V, count) == np.argsort(-x_V, kind="stable")[:count].tolist()
+            assert listing.of(x_V[None], 0, count) == np.argsort(-x_V, kind="stable")[:count].tolist()
             x_V[vocab_size // 2] = NAN
-            assert listing.of(x_V, count) == []
-    x_V = np.arange(100, dtype=np.float32)
+            assert listing.of(x_V[None], 0, count) == []
+    x_1V = np.arange(100, dtype=np.float32)[None]
     listing = _native.Likeliest(level, 100)
-    assert listing.of(x_V, 100) == [] and listing.of(x_V, 99) == list(range(99, 0, -1))
-    for wrong, error in (((x_V[:99], 4), "one logit for each token"), ((x_V, 0), "a token at least")):
+    assert listing.of(x_1V, 0, 100) == [] and listing.of(x_1V, 0, 99) == list(range(99, 0, -1))
+    narrow = np.zeros((1, 99), dtype=np.float32)
+    for wrong, error in (
+        ((narrow, 0, 4), "one logit for each token"),
+        ((x_1V, 1, 4), "no row"),
+        ((x_1V, 0, 0), "a token at least"),
+    ):
         with pytest.raises(ValueError, match=error):
             listing.of(*wrong)
     with pytest.raises(ValueError, match="so many tokens"):
         _native.Likeliest(level, MAX_SAMPLED_VOCAB + 1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab_size", [97, 4096, 50_001])
+def test_the_likeliest_tokens_are_listed_from_the_maxima_that_sampling_left_beside_the_logits(level, vocab_size):
+    """Of a greedy row that a mask does not bind, or they are found in the logits alone."""
+    begin = -(-vocab_size // 32) * 32
+    rng, x_RW = np.random.default_rng(7), np.ones((4, begin + vocab_size // 16 + 1), dtype=np.float32)
+    x_RW[:, :vocab_size] = rng.standard_normal((4, vocab_size))
+    x_RV = x_RW[:, :vocab_size]
+    every = np.full(-(-vocab_size // 64), 2**64 - 1, dtype=np.uint64)
+    bound = np.full_like(every, 2**64 - 2)
+    masks = (every, bound, None, every)  # the last row shares the logits of the first, which leaves them alone
+    rows = [make_row(r % 3, temperature=0)._replace(allowed=mask) for r, mask in enumerate(masks)]
+    sampler = Sampler()
+    sampling = sampler.sampling_metadata(rows)
+    sampler.write_masks(sampling)
+    tape = _native.Tape(level, _native.Pool(2))
+    tape.sample(vocab_size)
+    batch = step_batch(sampling=sampling, token_ids_T=[0], logit_rows_R=range(4))
+    x_RW[2, -1] = 0  # no step wrote it
+    tokens = np.full(4, -2)
+    tape.run(batch.block, x_RW, 0, 1, tokens, np.zeros(1))
+    assert tokens[0] == x_RV[0].argmax() == tokens[3] and x_RW[:3, -1].tolist() == [1, 0, 0]
+    listing = _native.Likeliest(level, vocab_size)
+    for row, count in itertools.product(range(3), (1, 16, 64)):
+        assert listing.of(x_RW, row, count) == np.argsort(-x_RV[row], kind="stable")[:count].tolist()
+    x_RW[0, begin:-1] = x_RW[1, begin:-1] = INF  # no logit reaches such a floor, where it is asked for
+    assert listing.of(x_RW, 1, 4) == np.argsort(-x_RV[1], kind="stable")[:4].tolist()
+    if vocab_size > 4000:
+        assert listing.of(x_RW, 0, 4) != np.argsort(-x_RV[0], kind="stable")[:4].tolist()

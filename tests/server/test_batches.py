@@ -1,5 +1,7 @@
 """Files and batches over HTTP by the official client: every line is answered once, whatever dies on the way."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -239,6 +241,28 @@ def test_bad_uploads_are_refused_and_leave_nothing(keeping: LiveServer, form: di
     response = keeping.client.post("/v1/files", **form)
     assert response.status_code in (400, 415) and words in response.json()["error"]["message"], response.text
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(keeping: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    folder = Path(keeping.server._service.settings.files)
+    form = {"files": {"file": b"x" * 9000}, "data": {"purpose": "batch"}}
+    file_id = keeping.client.post("/v1/files", **form).json()["id"]
+    before = sorted(folder.rglob("*"))
+
+    def full(upload, content) -> None:
+        content.write(b"x" * 9000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ridgeline.server.batch.files.copyfileobj", full)
+    refused = [keeping.client.post("/v1/files", **form)]
+    assert sorted(folder.rglob("*")) == before
+    monkeypatch.setattr("ridgeline.server.batch.store.Folder.put", lambda self, stored: full(None, io.BytesIO()))
+    batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    refused.append(keeping.client.post("/v1/batches", json=batch))
+    assert sorted(folder.rglob("*")) == before
+    for response in refused:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert "disk of this server is full" in response.json()["error"]["message"]
 
 
 def test_sizes_are_bounded(chat_model: Path, tmp_path: Path):

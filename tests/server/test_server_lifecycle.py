@@ -262,16 +262,27 @@ def command() -> list[str]:
     return [sys.executable, "-c", "from ridgeline.cli import main; main()", "serve"]
 
 
-def test_sigterm_ends_the_process_with_0(command: list[str], chat_model: Path) -> None:
+def test_sighup_reads_keys_again_and_sigterm_ends_the_process_with_0(
+    command: list[str], chat_model: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "old"\n')
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     arguments = [*command, str(chat_model), "--port", "0", "--num-threads", "1", "--log-level", "warning"]
+    arguments += ["--api-key-file", str(keys)]
+    old, new = ({"authorization": f"Bearer {key}"} for key in ("old", "new"))
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         ready = process.stdout.readline()
         assert ready.startswith("Ridgeline serves stories-chat at http://127.0.0.1:")
         url = ready.split()[-1]
-        with httpx.stream("POST", f"{url}/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S) as completion:
+        body = {"json": LONG | {"stream": True}, "headers": old, "timeout": PATIENCE_S}
+        with httpx.stream("POST", f"{url}/completions", **body) as completion:
             lines = completion.iter_lines()
             next(lines)
+            keys.write_text('[alice]\nkey = "new"\n')
+            process.send_signal(signal.SIGHUP)
+            eventually(lambda: httpx.get(f"{url}/models", headers=new).status_code == 200)
+            assert httpx.get(f"{url}/models", headers=old).status_code == 401
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(PATIENCE_S) == 0

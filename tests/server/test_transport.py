@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,7 @@ from live_server import PATIENCE_S, LiveServer, eventually, serving
 from ridgeline.core.errors import ConfigError
 from ridgeline.server.listen import bind_unix, load_certificate, url_of
 from ridgeline.server.settings import ServerSettings, only_local_names
-from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, room_for_connections
+from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, RESERVED_FILES, room_for_connections
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -278,13 +278,17 @@ def test_cors() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[str, str]:
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+def make_certificate(cert: Path, key: Path) -> None:
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subject = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*make, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=PATIENCE_S)
-    return cert, key
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(cert, key)
+    return str(cert), str(key)
 
 
 def test_tls(certificate: tuple[str, str]) -> None:
@@ -298,7 +302,57 @@ def test_tls(certificate: tuple[str, str]) -> None:
             assert client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
         with opened(live) as silent:  # no handshake
             assert read_all(silent) == b""
-        live.server._reload()
+
+
+def test_connections_without_a_handshake_have_a_bound(certificate: tuple[str, str], caplog) -> None:
+    """No protocol counts them: without a bound they take all descriptors, and the loop fills the log."""
+    cert, key = certificate
+    settings = {"tls_cert": cert, "tls_key": key, "max_connections": 2, "header_timeout_s": 2 * PATIENCE_S}
+    with serving(FakeEngine(fake_info()), **settings) as live, ExitStack() as stack:
+        silent = [stack.enter_context(opened(live)) for _ in range(2 + RESERVED_FILES // 2)]
+        for _ in range(9):
+            with opened(live) as another:
+                assert read_all(another) == b""  # at once
+        assert [record.message for record in caplog.records if "are taken" in record.message] == [
+            "all 2 connections are taken: more are refused"
+        ]
+        for connection in silent:
+            connection.close()
+        trusting = ssl.create_default_context(cafile=cert)
+
+        def is_served() -> bool:
+            with suppress(httpx.TransportError):
+                url = live.url.replace("http:", "https:")
+                return httpx.get(f"{url}/health", verify=trusting, trust_env=False).status_code == 200
+            return False
+
+        eventually(is_served)
+
+
+def test_a_new_certificate_is_read_while_the_server_serves(certificate: tuple[str, str], tmp_path: Path) -> None:
+    """Not before its key is there as well, nor one that is none: clients get the old one until then."""
+    cert, key = map(Path, certificate)
+    old, new, new_key = cert.read_text(), tmp_path / "new.pem", tmp_path / "new.key"
+    make_certificate(new, new_key)
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "old"\n')
+    files = {"tls_cert": str(cert), "tls_key": str(key), "api_key_file": str(keys)}
+    with serving(FakeEngine(fake_info()), **files) as live:
+        address = ("127.0.0.1", int(live.url.rpartition(":")[2]))
+        for file, text, shown in (
+            (cert, new.read_text(), old),
+            (key, new_key.read_text(), new.read_text()),
+            (cert, "none", new.read_text()),
+        ):
+            file.write_text(text)
+            live.server._reload()
+            assert ssl.get_server_certificate(address, timeout=PATIENCE_S).split() == shown.split()
+        keys.write_text('[alice]\nkey = "new"\n')
+        live.server._reload()  # beside a certificate that is still broken
+        trusting = ssl.create_default_context(cafile=new)
+        with httpx.Client(base_url=f"https://127.0.0.1:{address[1]}", verify=trusting, trust_env=False) as client:
+            models = [client.get("/v1/models", headers={"authorization": f"Bearer {name}"}) for name in ("old", "new")]
+        assert [found.status_code for found in models] == [401, 200]
 
 
 def test_a_certificate_that_cannot_be_read_is_one_line(certificate: tuple[str, str], tmp_path: Path) -> None:

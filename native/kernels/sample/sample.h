@@ -58,13 +58,14 @@ static inline float floor_of_largest(const float* maxima, int64_t num_groups, in
   return -largest(-least);
 }
 
-// The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
-// row's groups: few of them reach the floor of the k largest.
-static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const SampleScratch& scratch) {
+// The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. Few of the maxima of the row's
+// groups, which may be in scratch.z, reach the floor of the k largest.
+static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const float* maxima,
+                              const SampleScratch& scratch) {
   const int64_t num_groups = vocab_size / kScanBlock * kLanes;
-  float floor = k <= num_groups ? floor_of_largest(scratch.z, num_groups, k) : -kInfinity;
+  float floor = k <= num_groups ? floor_of_largest(maxima, num_groups, k) : -kInfinity;
   if (k <= num_groups && floor == -kInfinity)  // a mask leaves some of the parts nothing
-    floor = find_cut<false>({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
+    floor = find_cut<false>({maxima, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
   int64_t num_candidates = 0;
   const auto gather_ids = [&](int64_t begin, int64_t n) {
     num_candidates += gather(logits + begin, n, floor, kInfinity, [&](int64_t i, int64_t at) {
@@ -73,7 +74,7 @@ static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k
   };
   const int64_t whole = num_groups * kGroup;
   for (int64_t i = 0; i < whole; i += kScanBlock)
-    if (any(load<Floats>(scratch.z + i / kGroup) >= floor)) gather_ids(i, kScanBlock);
+    if (any(load<Floats>(maxima + i / kGroup) >= floor)) gather_ids(i, kScanBlock);
   gather_ids(whole, vocab_size - whole);
   for (int64_t i = 0; i < num_candidates; i++) scratch.z[i] = logits[scratch.ids[i]];
   const Cut cut = find_cut<false>({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
@@ -106,10 +107,11 @@ struct Look {
 };
 
 // Writes the tokens of the k largest of more logits, by logit and then by id; returns whether all are finite.
-static inline bool likeliest(const float* logits, int64_t vocab_size, int64_t k, int64_t* ids, void* scratch_memory) {
+static inline bool likeliest(const float* logits, int64_t vocab_size, const float* maxima, int64_t k, int64_t* ids,
+                             void* scratch_memory) {
   const SampleScratch scratch(scratch_memory, vocab_size);
-  if (!scan_row(logits, vocab_size, scratch.z).finite) return false;
-  take_top_k(logits, vocab_size, k, scratch);
+  if (!maxima && !scan_row(logits, vocab_size, scratch.z).finite) return false;
+  take_top_k(logits, vocab_size, k, maxima ? maxima : scratch.z, scratch);
   for (int64_t i = 1; i < k; i++) {  // they are in order of id
     const float z = scratch.z[i];
     const int32_t id = scratch.ids[i];
@@ -137,13 +139,14 @@ static inline Look look(const SampleRow& row, const float* logits, int64_t vocab
     if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return found;
     found.logits = scratch.allowed;
   }
-  const Scan scan = scan_row(found.logits, vocab_size, narrow ? scratch.z : nullptr);
+  const Scan scan = scan_row(found.logits, vocab_size, narrow ? scratch.z : row.maxima);
   if (!scan.finite) return found;
   if (!(row.temperature > 0)) {
+    if (row.maxima) row.maxima[vocab_size / 16] = 1;
     found.token = scan.at;
     return found;
   }
-  if (narrow) take_top_k(found.logits, vocab_size, row.top_k, scratch);
+  if (narrow) take_top_k(found.logits, vocab_size, row.top_k, scratch.z, scratch);
   const float maximum = found.scaling.maximum = scan.maximum / row.temperature;
   found.draws = maximum - maximum == 0;  // a small temperature may take even the largest to an infinity
   if (row.min_p > 0) found.scaling.floor = maximum + (float)__builtin_log(row.min_p);

@@ -32,7 +32,15 @@ struct SampleRow {
   int64_t mask_words = 0;          // tokens past the last word are not allowed
   const Trial* trial = nullptr;    // null: the token is sampled
   float* told = nullptr;           // [V] gets what the token is sampled from; null: nobody asks
+  float* maxima = nullptr;         // [V / 16] gets those of a greedy row with a mask that allows all; null: nobody asks
 };
+
+// Where a row of `stride` logits has room for the maxima of its groups, and for 1 behind them where they are there. Null
+// where it has none.
+inline float* room_for_maxima(float* logits, int64_t vocab_size, int64_t stride) {
+  const int64_t begin = (vocab_size + 31) / 32 * 32;
+  return stride - begin > vocab_size / 16 ? logits + begin : nullptr;
+}
 
 // The workers that decide a row together; all wait at the barrier.
 struct SampleTeam {

@@ -209,7 +209,7 @@ def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetada
     )
 
 
-Likeliest = Callable[[Array, int], Sequence[int]]  # lists so many tokens of a row's largest logits, in order
+Likeliest = Callable[[int, int], Sequence[int]]  # lists, of a row of logits, so many tokens of the largest, in order
 
 
 class StepOutput(NamedTuple):

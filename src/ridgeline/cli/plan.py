@@ -17,8 +17,7 @@ def plan(
     load: Load,
     config: EngineConfig,
     slo: Annotated[
-        str,
-        typer.Option(help="Objectives for 95 % of requests, such as ttft=500ms,tpot=50ms. Default: throughput."),
+        str, typer.Option(help="Objectives for 95 % of requests, such as ttft=500ms,tpot=50ms. Default: throughput.")
     ] = "",
     workload: WorkloadOption = "fixed:num_requests=64,input_tokens=256,output_tokens=64",
     trace: TraceOption = None,

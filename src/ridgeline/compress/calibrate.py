@@ -88,8 +88,7 @@ def windows(texts: Texts, tokenizer: Tokenizer, count: int, length: int, seed: i
             break
     if not found:
         raise ConfigError(f"no calibration text has {length} tokens; give longer ones, or a smaller --length")
-    rows = torch.tensor(found[:count])
-    return list(rows.split(BATCH))
+    return list(torch.tensor(found[:count]).split(BATCH))
 
 
 def layers_of(program: Program) -> list[range]:

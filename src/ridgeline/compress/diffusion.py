@@ -72,5 +72,4 @@ def _visible(block_T: torch.Tensor) -> torch.Tensor:
     ones up to their own block, masked ones the clean blocks before theirs and their own masked block."""
     query, key = block_T[:, None], block_T[None]
     clean = torch.cat([key <= query, torch.zeros(len(block_T), len(block_T), dtype=torch.bool)], dim=1)
-    masked = torch.cat([key < query, key == query], dim=1)
-    return torch.cat([clean, masked])
+    return torch.cat([clean, torch.cat([key < query, key == query], dim=1)])

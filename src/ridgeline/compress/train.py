@@ -161,8 +161,7 @@ def _schedule(step: int, recipe: Recipe) -> float:
     """Return the fraction of the learning rate at `step`: warm-up, constant, linear decay to zero."""
     done = (step + 1) / recipe.num_steps
     warmup = min(1.0, done / recipe.warmup_fraction)
-    decay = min(1.0, (1.0 - done) / recipe.decay_fraction)
-    return min(warmup, decay)
+    return min(warmup, 1.0, (1.0 - done) / recipe.decay_fraction)
 
 
 def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Generator) -> torch.Tensor:

@@ -36,8 +36,7 @@ def cpuinfo(name: str) -> str:
 
 def usable_cores() -> int:
     """Count the logical cores that this process may keep busy: its affinity, and whole cores of its cgroup's quota."""
-    affinity = len(os.sched_getaffinity(0))
-    return max(1, min([affinity, *(int(quota) for quota in _cpu_quotas())]))
+    return max(1, min([len(os.sched_getaffinity(0)), *(int(quota) for quota in _cpu_quotas())]))
 
 
 def memory_bytes() -> int:

@@ -101,8 +101,7 @@ class StepTime:
         is_cached = memory_bytes <= self._ceilings.cache_bytes
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
-            costs = self._costs(load, varying=False)
-            fixed_s = self._of_pieces(costs, roofline, load.num_tokens)
+            fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load.num_tokens)
             sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
             fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s

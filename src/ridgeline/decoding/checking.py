@@ -32,20 +32,16 @@ def check_tokens(checked: Sequence[Checked], output: StepOutput) -> None:
     token_ids = output.sampled_token_ids.tolist()
     for at, row, checker in checked:
         if token_ids[at] != NO_TOKEN and not checker.allows(token_ids[at]):
-            output.sampled_token_ids[at] = other_token(checker, output.logits_RV[row], output.likeliest)
+            output.sampled_token_ids[at] = other_token(checker, output.logits_RV, row, output.likeliest)
 
 
-def other_token(checker: Checker, logits_V: Array, likeliest: Likeliest | None = None) -> int:
-    """Return the allowed token of the largest logit, where that of the largest of all is not."""
-    listing = likeliest or _likeliest
-    listed = (token_id for known, count in _LISTED for token_id in listing(logits_V, count)[known:])
+def other_token(checker: Checker, logits_RV: Array, row: int, likeliest: Likeliest | None = None) -> int:
+    """Return the allowed token of the largest logit of a row, where that of the largest of all is not."""
+    listing: Likeliest = likeliest or (lambda row, count: largest(np.asarray(logits_RV[row]), count)[1].tolist())
+    listed = (token_id for known, count in _LISTED for token_id in listing(row, count)[known:])
     if (found := checker.first_allowed(listed)) is not None:
         return found
-    fits_V = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: len(logits_V)].view(np.bool_)
-    logits_V = np.where(fits_V, logits_V[: len(fits_V)], -math.inf)
+    fits_V = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: logits_RV.shape[1]].view(np.bool_)
+    logits_V = np.where(fits_V, np.asarray(logits_RV[row])[: len(fits_V)], -math.inf)
     found = int(logits_V.argmax())
     return found if logits_V[found] > -math.inf else NO_TOKEN
-
-
-def _likeliest(logits_V: Array, count: int) -> Sequence[int]:
-    return largest(logits_V, count)[1].tolist()

@@ -144,7 +144,7 @@ class Sampler:
         for i in pending:
             checker, token_id = rows[i].checker, token_ids[i]
             if checker is not None and token_id != NO_TOKEN and not checker.allows(token_id):
-                token_ids[i] = other_token(checker, np.asarray(output.logits_RV[rows[i].row]))
+                token_ids[i] = other_token(checker, output.logits_RV, rows[i].row)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         decided = enumerate(zip(rows, token_ids))
         sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]

@@ -85,7 +85,8 @@ class BatchBuilder:
             return False
         if last.ones is None or last.other is None:
             last.ones, last.other = self._ones(last.batch.block), StepBatch.view(last.batch.block.copy())
-        np.add(last.batch.block, last.ones, out=last.other.block)
+        end = len(last.ones) - last.batch.sampling.masks_MW.size - len(last.batch.echo_rows_E)  # masks come later
+        np.add(last.batch.block[:end], last.ones[:end], out=last.other.block[:end])
         batch, last.other = last.other, last.batch
         last.batch = batch
         batch.token_ids_T[:] = plan.token_ids

@@ -217,8 +217,7 @@ def _quantize(config: EngineConfig, folder: ModelFolder | None = None) -> Quanti
     stored = folder is not None and (folder.gguf is not None or "quantization_config" in folder.config)
     if asked == "auto" and (own.scheme is not None or stored):
         return own
-    scheme = {"auto": "int8", "none": None}.get(asked, asked)
-    return QuantizeConfig(scheme=scheme, inputs=own.inputs)
+    return QuantizeConfig(scheme={"auto": "int8", "none": None}.get(asked, asked), inputs=own.inputs)
 
 
 def _folded(executor: InlineExecutor, hidden_TW: Vectors) -> Vectors:

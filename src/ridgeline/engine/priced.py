@@ -109,8 +109,7 @@ class StepPrices:
         _add(sums.predicted_s, {"calibrated" if is_fitted else "prior": predicted_s})
         _add(sums.limit_s, limit_s)
         if is_fitted and limit_s:
-            shares = self._shares[max(limit_s, key=limit_s.__getitem__)]
-            shares.append(predicted_s / measured_s)
+            self._shares[max(limit_s, key=limit_s.__getitem__)].append(predicted_s / measured_s)
             sums.speed = {bound: median(each) for bound, each in self._shares.items()}
 
 

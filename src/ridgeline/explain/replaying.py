@@ -199,8 +199,7 @@ def replay(journal: Recording | Path | str) -> Replay:
             loop.scheduler.finish(request_id, index, FinishReason.ABORT)
         if not loop.step():
             break
-    again = recorder.recording(loop.journal)
-    equal, difference = _compare(recording, again)
+    equal, difference = _compare(recording, recorder.recording(loop.journal))
     return Replay(len(steps), equal, len(requests), difference)
 
 

@@ -92,8 +92,7 @@ def evaluate(
     of_model = Scorer(config, of_base.window)
     if of_model.window < of_base.window:
         of_base = open_base(base, of_model.window)
-    tokenizer = of_model.tokenizer()
-    documents = make_documents(texts, tokenizer, of_model.window, max_tokens)
+    documents = make_documents(texts, of_model.tokenizer(), of_model.window, max_tokens)
     sample = documents[0].windows[0]
     if of_model.vocab_size != of_base.vocab_size or _spelled(of_model, sample) != _spelled(of_base, sample):
         raise ConfigError(

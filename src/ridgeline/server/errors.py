@@ -3,6 +3,7 @@
 Every route, every status of 400 and above, and the error event of a broken stream come through `reply_to`.
 """
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -72,6 +73,8 @@ def reply_to(error: BaseException) -> ErrorReply:
         case OverloadedError():
             body = ErrorBody(str(error), "service_unavailable", None, "server_is_overloaded")
             return ErrorReply(503, body, {"Retry-After": str(error.retry_after_s)})
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return reply_to(OverloadedError("the disk of this server is full; retry later"))
         case HTTPException():
             status = error.status_code
             kind = _HTTP_TYPES.get(status, "invalid_request_error")

@@ -2,18 +2,43 @@
 
 import socket
 import ssl
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
 
+_LOOKED_AT = 64  # connections that may have closed, for one that comes when there are too many
 
-def bind(host: str, port: int) -> socket.socket:
+
+class Listener(socket.socket):
+    """Bounds how many connections are open, with those in their TLS handshake, which no protocol has heard of."""
+
+    def bound(self, most: int, refused: Callable[[], object]) -> None:
+        """Close what comes beyond `most`, and call `refused`."""
+        self._most, self._refused, self._accepted = most, refused, deque[socket.socket]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        if len(self._accepted) >= self._most:
+            some = [self._accepted.popleft() for _ in range(min(_LOOKED_AT, self._most))]
+            self._accepted += [one for one in some if one.fileno() >= 0]
+        self._accepted.append(connection)
+        if len(self._accepted) > self._most:
+            self._accepted.pop().close()
+            self._refused()
+            raise ConnectionAbortedError
+        return connection, address
+
+
+def bind(host: str, port: int) -> Listener:
     """Return a bound socket; port 0 takes a free one. Raises OSError.
 
     Accepted connections inherit TCP_NODELAY: without it, Nagle's algorithm holds back small chunks of a stream.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -24,17 +49,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def bind_unix(path: Path) -> socket.socket:
+def bind_unix(path: Path) -> Listener:
     """Return a socket bound to `path`, for this user alone. Raises OSError.
 
     What a server left there that is gone is replaced; one that replies, or a file of another kind, is not.
     """
-    listener = socket.socket(socket.AF_UNIX)
+    listener = Listener(socket.AF_UNIX)
     try:
         if path.is_socket() and listener.connect_ex(str(path)) != 0:
             path.unlink()
         listener.close()
-        listener = socket.socket(socket.AF_UNIX)
+        listener = Listener(socket.AF_UNIX)
         listener.bind(str(path))
         path.chmod(0o600)
     except OSError:
@@ -46,11 +71,12 @@ def bind_unix(path: Path) -> socket.socket:
 def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> None:
     """Read certificate and key, for the connections to come. Raises ConfigError."""
     try:
-        context.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
+        # One that is broken, or of another key, would leave the context without any: another one reads it first.
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            each.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
     except OSError as error:  # SSLError too
         names = cert if key is None else f"{cert} and {key}"
-        what = "no certificate with its key, in PEM and without a password"
-        raise ConfigError(f"{what}, can be read from {names}: {error}") from None
+        raise ConfigError(f"no certificate with its key, in PEM without a password, is in {names}: {error}") from None
 
 
 def url_of(listener: socket.socket, *, tls: bool = False) -> str:

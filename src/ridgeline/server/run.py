@@ -23,9 +23,9 @@ from starlette.applications import Starlette
 from ridgeline.core.collector import collect_rarely
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.server.listen import load_certificate
+from ridgeline.server.listen import Listener, load_certificate
 from ridgeline.server.service import Service
-from ridgeline.server.transport import Connection, Limiter
+from ridgeline.server.transport import RESERVED_FILES, Connection, Limiter
 
 log = get_logger("server")
 
@@ -77,6 +77,9 @@ class DrainingServer(uvicorn.Server):
         connection = partial(Connection, self.config, self.server_state, self.lifespan.state, self._limiter)
         timeout_s = None if self._tls is None else self._service.settings.header_timeout_s
         for listener in sockets or ():
+            if isinstance(listener, Listener):
+                most = self._limiter.max_connections + RESERVED_FILES // 2  # so many are still told that all are taken
+                listener.bound(most, lambda: self._limiter.full(loop.time()))
             server = await loop.create_server(
                 connection, sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
@@ -107,11 +110,11 @@ class DrainingServer(uvicorn.Server):
             load_certificate(self._tls, settings.tls_cert, settings.tls_key)
 
     def _reload(self) -> None:
-        try:
-            self._read_certificate()
-            self._service.keys.read()
-        except ConfigError as error:
-            log.error("SIGHUP: nothing changes: %s", error)
+        for read in (self._read_certificate, self._service.keys.read):
+            try:
+                read()
+            except ConfigError as error:
+                log.error("SIGHUP: this stays as it was: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread, between two instructions; uvicorn's own would stop listening first."""

@@ -84,7 +84,7 @@ class GrammarState:
             self._error = error
             return 0
         self._num_missed += 1
-        self._num_masked = min(1 << self._num_missed, MAX_MASKED)
+        self._num_masked = min((1 << self._num_missed) - 2, MAX_MASKED)  # a single one costs no mask
         return None
 
     def mask(self) -> Mask:

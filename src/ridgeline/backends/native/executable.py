@@ -231,7 +231,8 @@ class NativeExecutable:
             )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, self._likeliest, taps_TW)
+        likeliest = partial(self._likeliest, logits)
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, likeliest, taps_TW)
 
     def _check(self, check: Check, started: Started) -> None:
         check(self._output(started))

@@ -127,7 +127,8 @@ def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, locat
 
 def logits_width(program: Program) -> int:
     """Return the floats of a row of a step's logits: a panel, unused, where the program has no head."""
-    return -(-program.vocab_size // PANEL) * PANEL if program.result == LOGITS else PANEL
+    widths = (program.vocab_size, program.vocab_size // 16 + 1)  # as `room_for_maxima` of native/kernels/sample has it
+    return sum(-(-width // PANEL) * PANEL for width in widths) if program.result == LOGITS else PANEL
 
 
 def checksums(parts: Sequence[memoryview], num_threads: int) -> list[int]:

@@ -23,8 +23,7 @@ balance = rtn.balance
 
 def quantize(weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid) -> StoredMatrix:
     """Round to nearest by largest magnitudes over 127, and say which inputs keep 16 bits."""
-    exact = replace(grid, scale_dtype=torch.float32)
-    stored = rtn.quantize(weight_NK, None, exact)
+    stored = rtn.quantize(weight_NK, None, replace(grid, scale_dtype=torch.float32))
     if statistics is None:
         return stored
     size_K = statistics.max_abs_K.numpy()

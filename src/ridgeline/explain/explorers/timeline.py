@@ -37,5 +37,4 @@ def explore(
     )
     every = len(passes) // SHOWN + 1
     points = [(0, prefill.seconds), *((i + 1.0, s) for i, s in enumerate(passes) if i % every == 0)]
-    series = Series("passes", "pass", "s", points)
-    return sentence, figures, (series,)
+    return sentence, figures, (Series("passes", "pass", "s", points),)

@@ -128,8 +128,7 @@ def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
         return None
     if _steps(chains[0]) != _steps(chains[1]):
         return None
-    norm = flow.with_norm(linears)[:-3]
-    return "norm_qkv", [*norm, *ops, write]
+    return "norm_qkv", [*flow.with_norm(linears)[:-3], *ops, write]
 
 
 def _steps(chain: Sequence[Op]) -> list[object]:

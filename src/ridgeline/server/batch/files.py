@@ -126,19 +126,19 @@ def _put(folder: Folder, owner: str, form: FormData) -> StoredFile:
     age = {key[14:-1]: texts.pop(key) for key in list(texts) if key.startswith("expires_after[")}
     fields = converted({**texts, **({"expires_after": age} if age else {})}, FileForm, strict=False)
     file_id, now_s = new_id("file-"), int(time.time())
-    with folder.path(file_id).open("wb") as content:  # without a description it is no file yet
-        copyfileobj(upload.file, content)
-        num_bytes = content.tell()
-        content.flush()
-        os.fsync(content.fileno())
-    after = fields.expires_after
-    file = StoredFile(
-        id=file_id,
-        bytes=num_bytes,
-        created_at=now_s,
-        filename=(upload.filename or "upload")[:255],
-        purpose=fields.purpose,
-        expires_at=None if after is None else now_s + after.seconds,
-    )
-    folder.put(Stored(owner=owner, about=file))
+    name = (upload.filename or "upload")[:255]
+    expires_at = fields.expires_after and now_s + fields.expires_after.seconds
+    try:
+        with folder.path(file_id).open("wb") as content:  # without a description it is no file yet
+            copyfileobj(upload.file, content)
+            num_bytes = content.tell()
+            content.flush()
+            os.fsync(content.fileno())
+        file = StoredFile(
+            id=file_id, bytes=num_bytes, created_at=now_s, filename=name, purpose=fields.purpose, expires_at=expires_at
+        )
+        folder.put(Stored(owner=owner, about=file))
+    except OSError:
+        folder.path(file_id).unlink(missing_ok=True)
+        raise
     return file

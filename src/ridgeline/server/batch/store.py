@@ -104,9 +104,8 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch.mkdir(mode=0o700)
-            stored = [
-                _STORED.decode(path.read_bytes()) for kind in ("file-", "batch_") for path in root.glob(f"{kind}*.json")
-            ]
+            described = (*root.glob("file-*.json"), *root.glob("batch_*.json"))
+            stored = [_STORED.decode(path.read_bytes()) for path in described]
         except BlockingIOError:
             self._lock.close()
             raise ConfigError(f"--files {root}: another server has this folder") from None
@@ -145,9 +144,8 @@ class Folder:
         now_s, own = time.time(), [each.about for each in self._stored.values() if each.owner == owner]
         found = [about for about in own if isinstance(about, kind)]
         late = [each for each in found if isinstance(each, StoredFile) and (each.expires_at or now_s) < now_s]
-        for each in late:
-            if not self._readers(each.id):
-                self._remove(each.id)
+        for each in [one for one in late if not self._readers(one.id)]:
+            self._remove(each.id)
         return [each for each in found if each not in late]
 
     def get(self, owner: str, object_id: str, kind: type[T]) -> T:

@@ -128,12 +128,7 @@ def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
 
 
 async def _scores(
-    service: Service,
-    http: HttpRequest,
-    first: list[str],
-    second: list[str],
-    body: PooledRequest,
-    field: str,
+    service: Service, http: HttpRequest, first: list[str], second: list[str], body: PooledRequest, field: str
 ) -> list[float]:
     """Return the scores of pairs; a side of one text stands in each of them. Raises what errors.py maps."""
     num_labels, count = len(service.info.labels), max(len(first), len(second))

@@ -16,8 +16,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     size = config.optional_integer("ffn_hidden_size") or config.integer("hidden_size") * config.integer("ff_factor", 4)
     mlp = Mlp(size, config.choice("activation", ACTIVATIONS, "gelu"), bias)
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
-    layer = _read_layer(config, attention, mlp, norm)
-    return decoder(config, layer, norm, positions=2048, head=TIED)
+    return decoder(config, _read_layer(config, attention, mlp, norm), norm, positions=2048, head=TIED)
 
 
 def _read_attention(config: ConfigReader, bias: bool) -> GroupedQueryAttention:

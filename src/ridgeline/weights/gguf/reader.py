@@ -116,8 +116,7 @@ class _Parser:
                 self._fail(f"metadata key {key[:80]!r} is {'there twice' if key else 'empty'}")
             metadata[key] = self._value(key)
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        tensors = self._place(infos, self._alignment(metadata))
-        return GgufFile(self._path, metadata, tensors)
+        return GgufFile(self._path, metadata, self._place(infos, self._alignment(metadata)))
 
     def _alignment(self, metadata: Mapping[str, object]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)

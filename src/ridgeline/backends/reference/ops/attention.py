@@ -9,8 +9,7 @@ from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, Rop
 
 
 def rope_angles(attrs: RopeAnglesAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    frequencies = torch.tensor(attrs.frequencies, dtype=torch.float32)
-    angles = inputs[0].to(torch.float32)[:, None] * frequencies
+    angles = inputs[0].to(torch.float32)[:, None] * torch.tensor(attrs.frequencies, dtype=torch.float32)
     return (angles.cos() * attrs.scale, angles.sin() * attrs.scale)
 
 
