@@ -1,7 +1,7 @@
 """How much memory `ridgeline quantize` takes for a model of random weights, beside the bytes of the model.
 
-usage: python -m benchmarks.quantize_memory --scratch DIR [--method rtn] [--layers 24] [--hidden 4096] [--inner 14336]
-                                            [--limit-mb MB] [--out DIR]
+usage: python -m benchmarks.quantize_memory --scratch DIR [--method rtn] [--mean-bits BITS] [--layers 24]
+                                            [--hidden 4096] [--inner 14336] [--limit-mb MB] [--out DIR]
 
 A folder of bfloat16 weights in the shape of a Llama is written into --scratch, quantized in a process of its own, and
 removed. What the process has in memory is looked at 20 times a second: at most, and without pages of files, which the
@@ -35,6 +35,7 @@ class MemoryReport(Report):
     """One run; `peak_bytes` is all that was resident, `peak_own_bytes` what was so without files."""
 
     method: str
+    mean_bits: float | None  # of which some matrices get 8 instead of 4
     shape: dict[str, int]
     threads: int
     model_bytes: int
@@ -83,6 +84,7 @@ def measure(options: argparse.Namespace) -> MemoryReport:
         command = [sys.executable, "-c", RUN, "quantize", str(model), "--method", options.method, "--out", str(out)]
         command += ["--eval-tokens", "0", "--num-threads", str(options.threads)]
         command += ["--samples", str(options.samples), "--length", str(options.length)]
+        command += ["--mean-bits", str(options.mean_bits)] if options.mean_bits else []
         began_s = time.perf_counter()
         peak, own = watched(command, options.limit_mb and options.limit_mb * 1_000_000)
         took_s, written_bytes, model_bytes = time.perf_counter() - began_s, size_of(out), size_of(model)
@@ -91,8 +93,9 @@ def measure(options: argparse.Namespace) -> MemoryReport:
             shutil.rmtree(folder, ignore_errors=True)
     attention = (2 * sizes["heads"] + 2 * sizes["kv-heads"]) * HEAD_DIM * options.hidden
     return MemoryReport(
-        name=f"quantize-memory-{options.method}",
+        name=f"quantize-memory-{options.method}" + ("-mixed" if options.mean_bits else ""),
         method=options.method,
+        mean_bits=options.mean_bits,
         shape=sizes,
         threads=options.threads,
         model_bytes=model_bytes,
@@ -111,6 +114,7 @@ def main() -> None:
     parser = option_parser(__doc__, out=RESULTS)
     parser.add_argument("--scratch", type=Path, required=True, help="folder with room for the model and the result")
     parser.add_argument("--method", default="rtn")
+    parser.add_argument("--mean-bits", type=float, help="as of `ridgeline quantize`: 4 and 8 bits")
     for name, size in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--samples", type=int, default=16, help="calibration windows of methods that look at text")

@@ -31,6 +31,8 @@ METHODS = {
     "int4": ["--method", "gptq", "--group-size", "128"],
     "int4-g32-zero-points": ["--method", "rtn", "--group-size", "32", "--zero-points"],
     "int8": ["--method", "rtn", "--bits", "8"],
+    "gptq-int8": ["--method", "gptq", "--bits", "8"],
+    "int4-and-int8": ["--method", "gptq", "--mean-bits", "5"],
     "smoothquant": ["--method", "smoothquant"],
 }
 

@@ -84,14 +84,8 @@ void check_packed(const Matrix& matrix) {
   require(matrix.data != nullptr, "the matrix has no memory yet: give it an address with at()");
 }
 
-void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const float, 2>& scales,
-                const Maybe<const uint8_t, 2>& zero_points) {
-  const nb::dlpack::dtype want = matrix.kind == WeightKind::f32    ? nb::dtype<float>()
-                                 : matrix.kind == WeightKind::bf16 ? nb::dtype<uint16_t>()
-                                                                   : nb::dtype<uint8_t>();
-  require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for integers");
-  const int64_t num_rows = (int64_t)rows.shape(0);
-  check_shape("rows", num_rows, (int64_t)rows.shape(1), num_rows, matrix.inputs);
+void check_beside(const Matrix& matrix, int64_t num_rows, const Maybe<const float, 2>& scales,
+                  const Maybe<const uint8_t, 2>& zero_points) {
   const bool plain = matrix.kind == WeightKind::f32 || matrix.kind == WeightKind::bf16;
   require(scales.has_value() == !plain, "scales belong to integers and 8-bit floats, and these need them");
   require(zero_points.has_value() == matrix.has_zero_points, "zero_points do not match has_zero_points");
@@ -105,23 +99,57 @@ void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const flo
     check_shape("zero_points", (int64_t)zero_points->shape(0), (int64_t)zero_points->shape(1), num_rows, groups);
 }
 
+void check_order(const Matrix& matrix, const Array<const int64_t, 1>& order, int64_t num_rows, int64_t begin,
+                 int64_t end) {
+  check_range(matrix, begin, end);
+  require((int64_t)order.size() == padded_outputs(matrix), "order needs an entry for each of the " +
+                                                               std::to_string(padded_outputs(matrix)) +
+                                                               " packed outputs, got " + std::to_string(order.size()));
+  for (int64_t n = begin * kPanel; n < end * kPanel; n++)
+    require(order.data()[n] < num_rows,
+            "order names row " + std::to_string(order.data()[n]) + " of " + std::to_string(num_rows));
+}
+
+void check_rows(const Matrix& matrix, const AnyRows& rows) {
+  const nb::dlpack::dtype want = matrix.kind == WeightKind::f32    ? nb::dtype<float>()
+                                 : matrix.kind == WeightKind::bf16 ? nb::dtype<uint16_t>()
+                                                                   : nb::dtype<uint8_t>();
+  require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for integers");
+  const int64_t num_rows = (int64_t)rows.shape(0);
+  check_shape("rows", num_rows, (int64_t)rows.shape(1), num_rows, matrix.inputs);
+}
+
 void pack(const std::string& level, const NativeMatrix& self, const AnyRows& rows, const Maybe<const float, 2>& scales,
           const Maybe<const uint8_t, 2>& zero_points, const Array<const int64_t, 1>& order, int64_t begin,
           int64_t end) {
   const Matrix& matrix = self.matrix;
   const LinearKernels& kernels = kernels_of(level).linear;
   check_packed(matrix);
-  check_range(matrix, begin, end);
-  check_rows(matrix, rows, scales, zero_points);
-  require((int64_t)order.size() == padded_outputs(matrix), "order needs an entry for each of the " +
-                                                               std::to_string(padded_outputs(matrix)) +
-                                                               " packed outputs, got " + std::to_string(order.size()));
-  for (int64_t n = begin * kPanel; n < end * kPanel; n++)
-    require(order.data()[n] < (int64_t)rows.shape(0),
-            "order names row " + std::to_string(order.data()[n]) + " of " + std::to_string(rows.shape(0)));
+  check_rows(matrix, rows);
+  check_beside(matrix, (int64_t)rows.shape(0), scales, zero_points);
+  check_order(matrix, order, (int64_t)rows.shape(0), begin, end);
   const nb::gil_scoped_release unlocked;
   kernels.pack(matrix, rows.data(), scales ? scales->data() : nullptr, zero_points ? zero_points->data() : nullptr,
                order.data(), begin, end);
+}
+
+using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::device::cpu>;
+
+void pack_words(const std::string& level, const NativeMatrix& self, const Words& words,
+                const Maybe<const float, 2>& scales, const Maybe<const uint8_t, 2>& zero_points,
+                const Array<const int64_t, 1>& order, int64_t begin, int64_t end) {
+  const Matrix& matrix = self.matrix;
+  const int64_t num_rows = (int64_t)words.shape(1);
+  check_packed(matrix);
+  require(matrix.kind == WeightKind::int4 && matrix.inputs % 8 == 0, "words are of int4, of a multiple of 8 inputs");
+  check_shape("words", (int64_t)words.shape(0), num_rows, matrix.inputs / 8, num_rows);
+  require(words.stride(1) == 1, "words of a row follow one another");
+  check_beside(matrix, num_rows, scales, zero_points);
+  check_order(matrix, order, num_rows, begin, end);
+  const nb::gil_scoped_release unlocked;
+  const Int4Words from{reinterpret_cast<const uint8_t*>(words.data()), words.stride(0) * (int64_t)sizeof(uint32_t)};
+  kernels_of(level).linear.pack_words(matrix, from, scales->data(), zero_points ? zero_points->data() : nullptr,
+                                      order.data(), begin, end);
 }
 
 template <class... Shape>
@@ -267,6 +295,10 @@ void bind_linear(nb::module_& module) {
              "Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. The scales of "
              "int4_minima are followed by the minima; those of the super kinds are bytes, and behind them are the "
              "float16 numbers that they multiply. Releases the GIL.");
+  module.def("pack_words", pack_words, "level"_a, "matrix"_a, "words"_a.noconvert(), "scales"_a.noconvert(),
+             "zero_points"_a.noconvert().none(), "order"_a.noconvert(), "begin"_a, "end"_a,
+             "As `pack`, of int4 by words uint32 [K / 8, N] of eight inputs each, the first in the low bits; the rows may lie "
+             "apart. Releases the GIL.");
   module.def("unpack_output", unpack_output, "level"_a, "matrix"_a, "output"_a,
              "Packed output `output` as float32 [K].");
   module.def("multiply", multiply, "level"_a, "matrix"_a, "x"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(),

@@ -26,6 +26,9 @@ struct LinearKernels {
   // float32 [., G] ([., 1] for int8), `zero_points` uint8 [., G] or null.
   void (*pack)(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
                const int64_t* order, int64_t begin, int64_t end);
+  // The same of int4 whose codes come as words.
+  void (*pack_words)(const Matrix& matrix, const Int4Words& words, const float* scales, const uint8_t* zero_points,
+                     const int64_t* order, int64_t begin, int64_t end);
   // Packed output n as float32 [K].
   void (*unpack_output)(const Matrix& matrix, int64_t output, float* to);
   // Bytes that prepare_input needs for `rows` rows: a level's own form of the inputs, 64-byte aligned. At most `rows`

@@ -15,6 +15,7 @@ struct Tuning {
   // instructions gain, cores whose products keep pace with their loads lose. Otherwise a register holds them.
   bool from_memory = true;
   bool turns = true;       // blocks of 5 to 64 rows take turns at a group of inputs, not at a whole panel
+  bool past_l2 = false;    // single blocks of rows fetch weights past the second-level cache, which keeps other values
   bool float32 = false;    // products of bfloat16 in float32, also where the level has an instruction for pairs
 };
 

@@ -104,6 +104,13 @@ struct Matrix {
   const int32_t* order = nullptr;  // [K] or null: weight k multiplies input order[k], of integer weights
 };
 
+// Codes of int4 as GPTQ stores them: for every 8 inputs a row of N words, each an output's codes, the first in the low
+// bits; `stride` bytes from a row to the next.
+struct Int4Words {
+  const uint8_t* data;
+  int64_t stride;
+};
+
 // Inputs share a scale in groups of at most this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.
 inline constexpr int32_t kMaxInputGroup = 256;
 

@@ -43,8 +43,8 @@ constexpr int64_t kScratchBytes = linear_float::kScratchBytes > linear_int::kScr
 }  // namespace
 
 void fill_linear(LinearKernels& kernels) {
-  kernels = {panel_bytes, pack, unpack_output, input_bytes, prepare_input, multiply, kScratchBytes,
-             kPanel == 2 * kLanes, linear_float::kPairs, linear_int::kMaxBlockRows};
+  kernels = {panel_bytes, pack, linear_int::pack_words, unpack_output, input_bytes, prepare_input, multiply,
+             kScratchBytes, kPanel == 2 * kLanes, linear_float::kPairs, linear_int::kMaxBlockRows};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

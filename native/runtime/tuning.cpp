@@ -72,6 +72,9 @@ const Row kRows[] = {
     {{"block", "6x2"}, kInt8, Needs::six_rows, block<6, false>},
     {{"block", "4x2"}, kIntegers, Needs::six_rows, block<4, false>},
     {{"block", "6x2"}, kInt4, Needs::six_rows, block<6, false>},
+    // Where weights are fetched that a step reads once.
+    {{"fetch", "into-l2"}, kFloats, Needs::nothing, [](Tuning& tuning) { tuning.past_l2 = false; }},
+    {{"fetch", "past-l2"}, kFloats, Needs::nothing, [](Tuning& tuning) { tuning.past_l2 = true; }},
     // What multiplies bfloat16: the one choice that changes bits.
     {{"product", "pairs"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = false; }},
     {{"product", "float32"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = true; }},
@@ -116,7 +119,10 @@ const Variant kIntel[] = {
 };
 // From Zen 5 on two products of whole vectors a cycle meet two loads: a load for every product would bind. Products are
 // so fast that ending a group weighs more than overlap with memory. Memory wants 8 KB asked ahead: 384 bytes reach 3/4 of it.
-const Variant kZen5[] = {{"stream", "1x8192"}, {"block", "12x2-register"}, {"turns", "panel"}};
+// What leaves the second-level cache is written to the third: weights that are read once are kept out of it.
+const Variant kZen5[] = {
+    {"stream", "1x8192"}, {"block", "12x2-register"}, {"turns", "panel"}, {"fetch", "past-l2"},
+};
 constexpr unsigned kZen5Family = 0x1a;
 
 }  // namespace

@@ -49,6 +49,11 @@ def pack(level: str, matrix: Matrix, rows: Annotated[NDArray[numpy.generic], dic
     Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. The scales of int4_minima are followed by the minima; those of the super kinds are bytes, and behind them are the float16 numbers that they multiply. Releases the GIL.
     """
 
+def pack_words(level: str, matrix: Matrix, words: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, zero_points: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], begin: int, end: int) -> None:
+    """
+    As `pack`, of int4 by words uint32 [K / 8, N] of eight inputs each, the first in the low bits; the rows may lie apart. Releases the GIL.
+    """
+
 def unpack_output(level: str, matrix: Matrix, output: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]:
     """Packed output `output` as float32 [K]."""
 

@@ -24,7 +24,8 @@ def told(name):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 def quantize(number, folder):
-    recipe = Recipe(method=sys.argv[1], group_size=32, samples=2, length=16, rotate=sys.argv[2] == "rotated")
+    more = {"rotated": {"rotate": True}, "mixed": {"mean_bits": 5.5}, "plain": {}}[sys.argv[2]]
+    recipe = Recipe(method=sys.argv[1], group_size=32, samples=2, length=16, **more)
     texts = Texts("here", {"a.py": "def f(x): return [x * 3 for _ in range(9)]\\n" * 9})
     QuantizeJob(ModelFolder.open(folder), recipe, texts, Path(f"{folder}-out{number}")).run(lambda progress: None)
 
@@ -37,7 +38,9 @@ for number, folder in enumerate(sys.argv[3:]):
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not tell peaks of memory")
-@pytest.mark.parametrize(("method", "turn"), [("rtn", "plain"), ("rtn", "rotated"), ("gptq", "plain")])
+@pytest.mark.parametrize(
+    ("method", "turn"), [("rtn", "plain"), ("rtn", "rotated"), ("rtn", "mixed"), ("gptq", "plain")]
+)
 def test_more_layers_take_no_more_memory(tmp_path, method, turn):
     few, many = (
         folder_of(tmp_path / str(count), CONFIGS["llama"] | SIZES | {"num_hidden_layers": count}).path

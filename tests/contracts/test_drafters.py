@@ -65,3 +65,37 @@ def test_a_drafter_lags_by_what_it_has_not_computed(name, tmp_path):
     llm.generate(prompts_of(model, 1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)
     assert all(0 <= lag < known for lag, known in lags)
     assert max(lag for lag, _ in lags[1:]) <= 3
+
+
+class Watched(list):
+    """Tokens that tell how long a part of them was ever copied."""
+
+    longest = 0
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        self.longest = max(self.longest, len(found) if isinstance(index, slice) else 1)
+        return found
+
+
+@pytest.mark.parametrize("name", drafter_names())
+def test_a_round_copies_no_more_of_a_text_than_it_gained(name, tmp_path):
+    """A copy of the text touches each of its tokens, round after round."""
+    model, folder, speculate = model_and_drafter(name, tmp_path)
+    options = {"speculate": speculate, "adaptive_speculation": False, "num_speculative_tokens": 3}
+    llm = LLM(folder, **TINY, **options)
+    drafter, copied = drafter_of(llm), []
+    draft = drafter.draft
+
+    def drafting(asked, max_catch_up):
+        for view, *_ in asked:
+            view.token_ids = Watched(view.token_ids)
+            drafter.lag(view)
+        drafts = draft(asked, max_catch_up)
+        copied.extend(view.token_ids.longest for view, *_ in asked)
+        return drafts
+
+    drafter.draft = drafting
+    llm.generate(prompts_of(model, 1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)
+    assert len(copied) > 4
+    assert max(copied[1:]) <= 5

@@ -108,7 +108,7 @@ def test_a_limit_is_the_price_on_the_card():
     assert not predicted.unfitted
 
 
-TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=200e-6, ops=1.4, few_ops=0.7)
+TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=200e-6, plans_s=80e-6, ops=1.4, few_ops=0.7)
 
 
 def timed_steps(noise):
@@ -116,7 +116,7 @@ def timed_steps(noise):
     random = np.random.default_rng(0)
     found = []
     for number in range(400):
-        num_seqs, behind = int(random.integers(1, 17)), Behind(number % 4, gone=number % 16 == 0)
+        num_seqs, behind = int(random.integers(1, 17)), Behind(number % 4, number % 16 == 0, number % 3 == 0)
         num_tokens = num_seqs + number % 8 // 4 * (number % 4 == 0) * int(random.integers(1, 64))
         step = TimedStep(float(random.uniform(2e-4, 2e-3)), num_tokens, num_seqs, behind, 0.0)
         found.append(step._replace(seconds=TRUE_REST.of(step) * noise(random)))
@@ -125,8 +125,10 @@ def timed_steps(noise):
 
 @pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
 def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
-    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6, 90e-6))
-    for num_seqs, more, behind in product((1, 12), (0, 50), (Behind(), Behind(0), Behind(0, gone=True))):
+    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6, 90e-6, 50e-6))
+    for num_seqs, more, behind in product(
+        (1, 12), (0, 50), (Behind(), Behind(0), Behind(0, gone=True), Behind(2, plans=True))
+    ):
         step = TimedStep(1e-3, num_seqs + more, num_seqs, behind, 0.0)
         assert found.of(step) == pytest.approx(TRUE_REST.of(step), rel=0.05)
 
@@ -168,7 +170,7 @@ def test_steps_of_one_size_leave_what_ops_take_to_the_prior():
 
 
 def test_a_step_that_is_laid_out_anew_takes_more():
-    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=70e-6)
+    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=70e-6, plans_s=25e-6)
     assert rest.of(TimedStep(0.0, 8, 8, Behind(), 0.0)) == pytest.approx(210e-6)
     assert rest.of(TimedStep(0.0, 8, 8, Behind(0), 0.0)) == pytest.approx(350e-6)
     program = lower(spec_of("python-1m"))
@@ -177,7 +179,12 @@ def test_a_step_that_is_laid_out_anew_takes_more():
     load, prompt = Load.decode(4, 100), Load(((4, 4),), 1)
     assert predicted.seconds(load, Behind(0)) - predicted.seconds(load) == pytest.approx(120e-6)
     assert predicted.seconds(load, Behind(0, gone=True)) - predicted.seconds(load) == pytest.approx(190e-6)
+    assert predicted.seconds(load, Behind(plans=True)) - predicted.seconds(load) == pytest.approx(25e-6)
     assert predicted.seconds(prompt) - predicted.seconds(prompt, Behind()) == pytest.approx(105e-6)
+    drafts, prompts = (Load(((4, 104),) * 2, num_rows) for num_rows in (8, 2))
+    ops_s = [predicted.with_rest(Rest(0.0, 0.0)).seconds(each) for each in (drafts, prompts)]
+    around_s = [predicted.seconds(each) - seconds for each, seconds in zip((drafts, prompts), ops_s)]
+    assert around_s == pytest.approx([200e-6, 230e-6])  # drafts that are verified are no prompts
     slower = predicted.with_rest(replace(rest, ops=2.0, few_ops=3.0))
     ops_s = predicted.seconds(load) - 130e-6
     few = 1 - np.log2(4) / np.log2(MANY)

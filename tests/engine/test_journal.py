@@ -11,7 +11,17 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.host import HostSample
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.engine.journal import FINISH_REASONS, KINDS, STEP_FIELDS, WAIT_REASONS, Ring, load_of, step_seconds
+from ridgeline.engine.journal import (
+    FINISH_REASONS,
+    KINDS,
+    SPAN_FIELDS,
+    STEP_FIELDS,
+    WAIT_REASONS,
+    Ring,
+    load_of,
+    step_seconds,
+    timed_steps,
+)
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.recording import MemoryRecorder
 from ridgeline.engine.render import Renderer
@@ -221,7 +231,7 @@ def test_steps_are_told_with_what_they_follow(engine):
     for step, plan, (load, behind, _) in zip(recording.steps, engine.executor.plans, told):
         seq_ids = {span.seq_id for span in plan.spans}
         assert load == load_of(recording.spans_of(step))
-        assert behind == (step["span_shift"], bool(last - seq_ids))
+        assert behind == (step["span_shift"], bool(last - seq_ids), False)  # nothing is planned while a step runs
         last = seq_ids
     assert list(recording.timed(5)) == told[:: -(-len(told) // 5)]
     assert sum(behind.gone for _, behind, _ in told) > 3 and max(behind.age for _, behind, _ in told) > 2
@@ -235,3 +245,32 @@ def test_what_is_between_overlapped_steps_is_the_next_one_s_as_far_as_it_is_work
     # Planned ahead; behind half a second of taking in; after an hour's rest, of which planning and taking in count.
     assert step_seconds(steps, 2).tolist() == [2.0, 2.0, 1.5, 1.875]
     assert step_seconds(steps, 1).tolist() == [2.875, 2.875, 1.875, 1.875]
+
+
+def test_a_step_is_told_whether_the_next_one_is_planned_anew_while_it_runs():
+    steps = np.zeros(5, [(name, "<" + kind) for name, kind in STEP_FIELDS])
+    steps["run_s"], steps["plan_s"], steps["num_spans"], steps["span_shift"] = 2.0, 0.25, 1, [0, 1, 0, 1, 0]
+    steps["start_s"] = (
+        np.array([1.0, 3.0, 5.0, 7.0, 9.5]) - steps["plan_s"]
+    )  # the last one is planned behind the fourth
+    spans = np.zeros(1, [(name, "<" + kind) for name, kind in SPAN_FIELDS])
+    for depth, expected in ((2, [False, True, False, False, False]), (1, [False] * 5)):
+        assert [behind.plans for _, behind, _ in timed_steps(steps, spans, depth)] == expected
+
+
+def test_what_the_next_step_is_laid_out_in_is_no_part_of_a_step():
+    """It ends when its tokens are there, and what is taken in of it afterwards does not have that time either."""
+    times = []
+    for next_s in (0.0, 0.5):
+        engine = Engine()
+        collect, engine.clock.tick = engine.executor.collect, 0.0
+
+        def slow(collect=collect, clock=engine.clock, next_s=next_s):
+            result, clock.now = collect(), clock.now + 2.0 + next_s
+            return result._replace(next_s=next_s)
+
+        engine.executor.collect = slow
+        engine.run(a=([1, 2, 3], 8))
+        steps = MemoryRecorder().recording(engine.journal).steps
+        times.append(steps[["run_s", "commit_s", "render_s"]].tolist())
+    assert times[0] == times[1] == [(2.0, 0.0, 0.0)] * 8

@@ -349,6 +349,26 @@ def test_healthy_runs_have_no_findings(run, it):
     assert math.isclose(found.match, 1, rel_tol=0.02)
 
 
+def test_what_drafting_takes_is_counted_once(it):
+    """With one thread, planning is around the ops of all steps; else plain ones are planned beside others."""
+    run = PLANTS["draft_loses"](it)
+    is_round = run.spans["num_rows"][run.steps["first_span"]] > 1
+    assert is_round.any() and not is_round.all()
+
+    def gain(depth, rounds_s, others_s):
+        steps = run.steps.copy()
+        steps["plan_s"] = np.where(is_round, rounds_s, others_s)
+        found = doctor(replace(run, steps=steps, setup=replace(run.setup, depth=depth))).findings
+        return next(each.gain for each in found if each.id == "draft_loses")
+
+    plain = gain(1, 0.0, 0.0)
+    assert gain(1, 1.0, 1.0) == pytest.approx(plain) == pytest.approx(gain(2, 0.0, 1.0))
+    assert gain(2, 1.0, 1.0) > 2 * plain
+    for depth in (1, 2):  # what other steps take is in both
+        more = gain(depth, 2.0, 0.0) - gain(depth, 1.0, 0.0)
+        assert more == pytest.approx(gain(depth, 1.0, 0.0) - plain)
+
+
 def test_a_machine_slow_in_all_it_does_has_no_slow_memory(it):
     it.set(ops=1e10, calibration=calibrated)
     run = recorded(own_prompts(8, prompt=400, output=60))

@@ -98,6 +98,17 @@ def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
         assert seconds == pytest.approx(machine.step_time.seconds(load, behind), rel=1e-6)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_last_longer_while_the_next_one_is_planned_anew(threads):
+    machine = simulated_machine(EngineConfig.of("python-1m", num_threads=threads, max_num_batched_tokens=64))
+    machine = replace(machine, step_time=machine.step_time.with_rest(Rest(1e-3, 0.0, plans_s=10.0)))
+    steps = run_simulated(machine, requests(2, prompt=200, gap_s=30.0)).recording.steps
+    planning = steps["run_s"] > 10
+    # Each of four chunks of a prompt: behind it another one is planned, or the first token.
+    assert planning.sum() == (8 if threads > 1 else 0), "nothing is planned while a thread alone computes"
+    assert (steps["span_shift"][1:][planning[:-1]] == 0).all()
+
+
 def test_the_pace_of_a_recording_takes_as_long_as_it_did_and_starts_again():
     machine = on_card()
     as_it_was = run_simulated(machine, requests(4))

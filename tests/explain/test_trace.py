@@ -70,8 +70,9 @@ def test_slices_nest_and_have_the_journal_s_times(tmp_path, name, threads):
     steps = [event for _, _, event in slices[1, 1] if "step" in event["args"]]
     assert [event["args"]["step"] for event in steps] == recording.steps["step"].tolist()
     assert [event["dur"] for event in steps] == pytest.approx((1e6 * recording.steps["run_s"]).tolist(), abs=0.01)
-    for event in steps:
+    for event, (_, _, seconds) in zip(steps, recording.timed(), strict=True):
         args = event["args"]
+        assert args["measured_ms"] == 1e3 * seconds  # what is predicted: with what lies between two steps
         assert 0 < args["limit_ms"] < args["predicted_ms"] != args["measured_ms"]
         assert args["predicted_by"] in ("prior", "calibrated")
     parts = {event["name"] for _, _, event in slices[1, 2]}

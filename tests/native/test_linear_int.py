@@ -465,3 +465,35 @@ def test_norms_and_epilogues_are_applied(level: str, kind: str, rows: int, norm:
     parts, slack = np.abs(panels), bound.reshape(rows, 2, 2, 16)
     room = parts[:, :, 0] * slack[:, :, 1] + parts[:, :, 1] * slack[:, :, 0] + slack[:, :, 0] * slack[:, :, 1]
     assert (np.abs(gates - want) <= room.reshape(rows, 32) * 1.01).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(70, 128, 32), (96, 200, 64), (33, 8, 128)])
+def test_words_of_eight_codes_become_the_panels_that_codes_become(level, zero_points, outputs, inputs, group):
+    """Whatever the order of the outputs, also from rows of words that lie apart or at odd addresses."""
+    layer = make_layer("int4", outputs, inputs, group, zero_points)
+    shifts = np.arange(8, dtype=np.uint32) * np.uint32(4)
+    lanes_SEN = layer.values_NK.T.reshape(-1, 8, outputs).astype(np.uint32) << shifts[:, None]
+    words_SN = np.ascontiguousarray(np.bitwise_or.reduce(lanes_SEN, axis=1))
+    apart = np.zeros((len(words_SN), outputs + 5), np.uint32)[:, 3:-2]
+    odd = np.zeros(words_SN.nbytes + 2, np.uint8)[2:].view(np.uint32).reshape(words_SN.shape)
+    panels = -(-outputs // PANEL)
+    rows = np.full(panels * PANEL, -1)
+    rows[:outputs] = np.arange(outputs)
+    shuffled = np.random.default_rng(0).permutation(rows)
+    halves = np.concatenate([rows.reshape(-1, 16)[::2], rows.reshape(-1, 16)[1::2]]).flatten()
+    for order in (rows, shuffled, halves):
+        wanted = pack(layer, "int16", level, order)
+        for words in (words_SN, apart, odd):
+            words[...] = words_SN
+            memory = aligned(wanted.matrix.num_bytes)
+            matrix = wanted.matrix.at(memory.ctypes.data)
+            beside = {"scales": layer.packed_scales, "zero_points": layer.zero_points_NG, "order": order}
+            for begin in range(panels):
+                native.pack_words(level, matrix, words, **beside, begin=begin, end=begin + 1)
+            assert np.array_equal(memory, wanted.memory)
+    with pytest.raises(ValueError, match="words has shape"):
+        native.pack_words(level, matrix, words_SN[:-1], **beside, begin=0, end=panels)
+    with pytest.raises(ValueError, match="words of a row follow one another"):
+        native.pack_words(level, matrix, np.repeat(words_SN, 2, 1)[:, ::2], **beside, begin=0, end=panels)

@@ -183,6 +183,28 @@ def engines():
     return one, two
 
 
+def test_a_result_tells_how_long_the_next_step_was_laid_out_before_it(engines, monkeypatch):
+    _, two = engines
+    executor, next_s, started = two.engine.executor, [], []
+    start, collect = executor._start, executor.collect
+
+    def slow(plan):
+        time.sleep(0.01)
+        started.append(plan.step)
+        return start(plan)
+
+    def told():
+        before, result = len(started), collect()
+        next_s.append((result.next_s, len(started) > before))
+        return result
+
+    monkeypatch.setattr(executor, "_start", slow)
+    monkeypatch.setattr(executor, "collect", told)
+    two.generate([[5, 6, 7] * 40] * 6, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    assert {has for _, has in next_s} == {True, False}
+    assert all((seconds >= 0.01) == has for seconds, has in next_s)
+
+
 @pytest.mark.parametrize(
     "params",
     [

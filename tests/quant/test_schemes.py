@@ -221,7 +221,7 @@ def test_floats_are_the_nearest_of_16_by_their_scales(name, weight):
     quantized = quantize(name, weight, None, False)
     back, group = dequantize(name, quantized), quantized.group_size
     unit = quantize(name, weight, None, False).stored
-    unit = as_tensor(quant.dequantize(replace(unit, codes=np.full_like(unit.codes, 2))))  # the scales: code 2 is 1
+    unit = as_tensor(quant.dequantize(replace(unit, packed=np.full_like(unit.codes, 2))))  # the scales: code 2 is 1
     levels = E2M1 * unit[:, :, None]
     nearest = (levels - weight[:, :, None]).abs().amin(2)
     torch.testing.assert_close((back - weight).abs(), nearest, rtol=1e-5, atol=1e-37)

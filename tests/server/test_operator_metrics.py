@@ -28,6 +28,7 @@ from live_server import (
 from test_lora_updates import write_adapter
 from test_metrics_list import EqualCalibration, Scrape, priced_hardware
 
+from ridgeline import SamplingParams
 from ridgeline.backends.probe import this_machine
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
@@ -35,9 +36,11 @@ from ridgeline.core.host import huge_page_bytes
 from ridgeline.core.slo import parse_slos
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.engine import priced
+from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import CAUSES, PricedSteps
 from ridgeline.engine.process.client import ProcessEngine
 from ridgeline.engine.process.link import Link
+from ridgeline.engine.recording import MemoryRecorder
 from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.explain import machine
 from ridgeline.explain.diagnosis import doctor
@@ -236,6 +239,23 @@ def test_the_speed_of_a_machine_is_known_where_it_was_calibrated(
         live.complete(prompt="def f(", max_tokens=8, **SAME)
         assert ("ridgeline_plan_drift_ratio",) not in Scrape.of(live).values, "nothing was planned"
         assert ("ridgeline_goodput_requests_total",) not in Scrape.of(live).values
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_are_priced_as_a_recording_tells_them(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured has what lies between two steps, as what is predicted has."""
+    monkeypatch.setattr(priced, "PERIOD_S", 0.0)
+    monkeypatch.setattr(priced, "load", priced_hardware)
+    monkeypatch.setattr(priced, "load_calibration", lambda *_: EqualCalibration())
+    engine = build_engine(replace(config_of(dtype="float32"), num_threads=threads), lambda deltas: None)
+    for length in (8, 12):
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+        engine.loop.submit(engine.intake.request([5, 6, 7] * length, params))
+    looked = [engine.stats().priced for _ in iter(engine.loop.step, False)]
+    recording = MemoryRecorder(engine.setup).recording(engine.loop.journal)
+    told_s = [seconds for _, _, seconds in recording.timed()][1:-1]
+    assert len(told_s) > 8 and looked[-1] is not None
+    assert looked[-1].num_steps == len(told_s) and looked[-1].measured_s == pytest.approx(sum(told_s))
 
 
 def sums(measured_s: float, predicted_s: float) -> PricedSteps:

@@ -101,14 +101,21 @@ struct Stream {
   int64_t pace;
   const uint8_t* end = nullptr;
   int64_t skip = 0;
+  bool past_l2 = false;
 
   template <int Panels>
   __attribute__((always_inline)) void fetch(int64_t panel_bytes) {
     const uint8_t* line = Panels > 1 && next >= end ? next + skip : next;
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; p++) {
-      __builtin_prefetch(line + p * panel_bytes, 0, 2);
-      __builtin_prefetch(line + p * panel_bytes + 64, 0, 2);
+      const uint8_t* at = line + p * panel_bytes;
+      if (past_l2) {
+        __builtin_prefetch(at, 0, 0);
+        __builtin_prefetch(at + 64, 0, 0);
+      } else {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + 64, 0, 2);
+      }
     }
     next += pace;
   }
@@ -299,7 +306,8 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
   for (int64_t panel = begin, panels; panel < end; panel += panels) {
     panels = end - panel < together ? 1 : together;
     const uint8_t* words = matrix.data + panel * matrix.panel_bytes;
-    Stream stream{words + ahead, pace, words + matrix.panel_bytes, (panels - 1) * matrix.panel_bytes};
+    Stream stream{words + ahead, pace, words + matrix.panel_bytes, (panels - 1) * matrix.panel_bytes,
+                  matrix.tuning.past_l2 && num_blocks == 1};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
       for (int64_t p = 0; p < panels; p++) prefetch_results(epilogue, first, rows, panel + p);

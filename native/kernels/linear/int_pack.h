@@ -177,6 +177,16 @@ static inline uint32_t int4_word(uint64_t codes) {
   return half(codes) | half(codes >> 8) << 16;
 }
 
+// The same of eight codes that lie one after the other, the first in the low bits.
+static inline uint32_t int4_word(uint32_t codes) {
+  const auto half = [](uint32_t nibbles) {
+    nibbles &= 0x0F0F0F0Fu;
+    nibbles = (nibbles | nibbles >> 4) & 0x00FF00FFu;
+    return (nibbles | nibbles >> 8) & 0xFFFFu;
+  };
+  return half(codes) | half(codes >> 4) << 16;
+}
+
 static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, const Source& source, int64_t lane,
                              uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
@@ -221,6 +231,53 @@ static inline void pack(const Matrix& matrix, const void* rows, const float* sca
       else
         pack_int4(layout, matrix, source, lane, panel);
     }
+  }
+}
+
+// 16 lanes of int4 that are consecutive rows get consecutive words, so that a vector has them.
+static inline void pack_half(const PanelLayout& layout, const Matrix& matrix, const Int4Words& from,
+                             const int64_t* rows, const uint8_t* zeros, uint8_t* to) {
+  constexpr int64_t kHalf = kPanel / 2;
+  bool follow = rows[0] >= 0;
+  for (int64_t i = 1; i < kHalf; i++) follow &= rows[i] == rows[0] + i;
+  for (int64_t g = 0; g < layout.groups; g++) {
+    for (int64_t k = 0; k < layout.group; k += 8) {
+      const int64_t input = g * layout.group + k;
+      const bool inside = input < matrix.inputs;
+      const uint8_t* at = from.data + input / 8 * from.stride;
+      uint32_t words[kHalf];
+      if (inside && follow) {
+        __builtin_memcpy(words, at + rows[0] * 4, sizeof words);
+      } else {
+        for (int64_t i = 0; i < kHalf; i++) {
+          words[i] = (matrix.has_zero_points ? zeros[g * kPanel + i] : 8) * 0x11111111u;
+          if (inside && rows[i] >= 0) __builtin_memcpy(words + i, at + rows[i] * 4, 4);
+        }
+      }
+      for (int64_t i = 0; i < kHalf; i++) words[i] = int4_word(words[i]);
+      __builtin_memcpy(to + g * layout.group_bytes + k / 8 * kStepBytes, words, sizeof words);
+    }
+  }
+}
+
+static inline void pack_words(const Matrix& matrix, const Int4Words& from, const float* scales,
+                              const uint8_t* zero_points, const int64_t* order, int64_t begin, int64_t end) {
+  const PanelLayout layout = panel_layout(matrix);
+  for (int64_t p = begin; p < end; p++) {
+    uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
+    __builtin_memset(panel, 0, (size_t)layout.weights);
+    for (int64_t lane = 0; lane < kPanel; lane++) {
+      const int64_t row = order[p * kPanel + lane];
+      Source source{};
+      if (row >= 0)
+        source = {from.data, scales + row * layout.groups, zero_points ? zero_points + row * layout.groups : nullptr};
+      for (int64_t g = 0; g < layout.groups; g++) {
+        pack_scales(matrix.kind, layout, source, g, lane, panel);
+        if (matrix.has_zero_points) panel[g * kPanel + lane] = source.zero(g);
+      }
+    }
+    for (int64_t lane = 0; lane < kPanel; lane += kPanel / 2)
+      pack_half(layout, matrix, from, order + p * kPanel + lane, panel + lane, panel + layout.weights + lane * 4);
   }
 }
 

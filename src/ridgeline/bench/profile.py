@@ -24,7 +24,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.journal import timed_steps
+from ridgeline.engine.journal import planned_load, timed_steps
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2  # at least
@@ -88,10 +88,6 @@ class StepProfile:
         return sum(op.measured_s for op in self.ops)
 
     @property
-    def outside_s(self) -> float:
-        return self.step_s - self.measured_ops_s
-
-    @property
     def limit_s(self) -> float:
         return sum(op.limit_s for op in self.ops)
 
@@ -139,8 +135,7 @@ class Profiler:
 
     def observe(self, plan: StepPlan, times: StepTimes) -> None:
         """Keep the times of the last step."""
-        spans = tuple((span.num_tokens, span.end) for span in plan.spans)
-        self._last = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)), times)
+        self._last = _Step(planned_load(plan), times)
 
     def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
         """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and output.

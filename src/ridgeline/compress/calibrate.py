@@ -107,19 +107,24 @@ def layers_of(program: Program) -> list[range]:
     return [range(begin, end) for begin, end in zip(bounds, bounds[1:])]
 
 
+def shares_states(program: Program) -> bool:
+    """Tell whether a layer reads keys and values of another one."""
+    users: dict[int, set[str]] = {}
+    for op in program.ops:
+        state: int | None = getattr(op.attrs, "state", None)
+        match = LAYER.match(op.label)
+        if state is not None and match:
+            users.setdefault(state, set()).add(match[1])
+    return any(len(layers) > 1 for layers in users.values())
+
+
 class Flow:
     """Holds the values of calibration windows that ops to come still read, for as far as the program has been run."""
 
     def __init__(self, program: Program, batches: Sequence[torch.Tensor]) -> None:
         self._program, self._batches = program, batches
         self._last_reader = liveness([(op,) for op in program.ops], program.result).last_reader
-        users: dict[int, set[str]] = {}
-        for op in program.ops:
-            state: int | None = getattr(op.attrs, "state", None)
-            match = LAYER.match(op.label)
-            if state is not None and match:
-                users.setdefault(state, set()).add(match[1])
-        self._shares_states = any(len(layers) > 1 for layers in users.values())
+        self._shares_states = shares_states(program)
         self._memories = self._new_memories()
         self.values: list[Values] = [dense_inputs(ids_BT) for ids_BT in batches]
 

@@ -27,7 +27,7 @@ from ridgeline.compress.calibrate import Flow, layers_of, tokenizer_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
-from ridgeline.compress.mix import wide_matrices
+from ridgeline.compress.mix import Sweep, wide_matrices
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import RotatedWeights
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
+SWEEP = "sweep"  # what says which matrices get 8 bits, until that is known
 REPORTS = "{}.reports.json"  # beside a shard until all are done
 
 
@@ -76,8 +77,9 @@ class QuantizeJob:
         self._folder, self._recipe, self._texts = folder, recipe, texts
         self.out, self.partial = out, new_folder(out)
         self._form, self._method = recipe.form(), load(recipe.method)
-        self._written: str | None = getattr(self._method, "FORMAT", None)
-        self._is_bitsandbytes = self._form.code == "nf4" or self._written == "llm-int8"
+        written: str | None = getattr(self._method, "FORMAT", None)
+        self._is_plain = written == "dense"
+        self._is_bitsandbytes = self._form.code == "nf4" or written == "llm-int8"
         own = read_spec(folder.config)
         is_untied = recipe.rotate and own.head is not None and own.head.tied
         self._config = {**folder.config, **({"tie_word_embeddings": False} if is_untied else {})}
@@ -171,20 +173,21 @@ class QuantizeJob:
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._folder.weight_files()]
         facts = [__version__, asdict(self._recipe), self._texts.sha256, dict(self._folder.config), files]
         digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
-        path = self.partial / STATE
+        path, wide = self.partial / STATE, None if self._recipe.mixed_bits is not None else list[str]()
         if path.exists():
             state = json.loads(path.read_text())
             if state["sha256"] != digest:
                 raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
-            return frozenset(state["wide"])
-        wide = frozenset[str]()
-        if self._recipe.mixed_bits is not None:
+            wide = state["wide"]
+        write_whole(path, json.dumps({"sha256": digest, "wide": wide}).encode())
+        if wide is None:
             grids = Grid(self._form, TORCH_DTYPES[self._dtype]), Grid(INT8, TORCH_DTYPES[self._dtype])
-            bounds = self._recipe.mixed_bits, self._recipe.budget_kl or 0.0
-            weights = as_tensors(dict(self._weights))
-            wide = wide_matrices(self._program, weights, batches, self._together(), grids, *bounds, self._recipe.seed)
-        write_whole(path, json.dumps({"sha256": digest, "wide": sorted(wide)}).encode())
-        return wide
+            bounds = self._recipe.mixed_bits or 0.0, self._recipe.budget_kl or 0.0
+            sweep = Sweep(self._program, self._weights, batches, self._recipe.seed, self.partial / SWEEP)
+            wide = sorted(wide_matrices(sweep, self._together(), grids, *bounds))
+            write_whole(path, json.dumps({"sha256": digest, "wide": wide}).encode())
+        shutil.rmtree(self.partial / SWEEP, ignore_errors=True)
+        return frozenset(wide)
 
     def _together(self) -> list[frozenset[str]]:
         """Return the weights that are quantized, those in a set that run as one matrix or are stored in one tensor."""
@@ -219,7 +222,7 @@ class QuantizeJob:
                         stored = in_given_order(stored)
                     tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
                 else:
-                    tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
+                    tensors |= compressed_tensors.packed_tensors(layer, stored, dtype)
                 continue
             plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else self._plain[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
@@ -263,7 +266,7 @@ class QuantizeJob:
 
         None where all matrices stay plain.
         """
-        if self._written == "dense":
+        if self._is_plain:
             return None
         linear = {op.weights[0] for op in self._program.ops if op.kind in MATRIX_OPS}
         linear |= {name for op in self._program.ops if op.kind == "experts" for name in op.weights[:3]}
@@ -279,7 +282,7 @@ class QuantizeJob:
         if self._is_bitsandbytes:
             return bitsandbytes.quantization_config(self._form, ignored)
         others = {INT8: sorted(wide)} if wide else {}
-        return compressed_tensors.quantization_config(self._form, ignored, others, self._written)
+        return compressed_tensors.quantization_config(self._form, ignored, others)
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:
@@ -329,7 +332,7 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
     points = None if whole.points is None else whole.points[order]
     minima = None if whole.minima is None else whole.minima[order]
     codes, scales = whole.codes[order], whole.scales[order]
-    return replace(whole, codes=codes, scales=scales, points=points, minima=minima)
+    return replace(whole, packed=codes, scales=scales, points=points, minima=minima)
 
 
 def _reports_of(shard: Path) -> Path:

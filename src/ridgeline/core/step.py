@@ -280,7 +280,7 @@ class StepPlan(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return len(self.spans) if self.follows else sum(span.num_tokens for span in self.spans)
+        return len(self.spans) if self.follows else sum([len(span.token_ids) for span in self.spans])
 
 
 class SampledToken(NamedTuple):
@@ -303,6 +303,7 @@ class StepResult(NamedTuple):
     batch_s: float = math.nan  # before the model; NaN from an executor that does not tell
     sample_s: float = math.nan  # after it
     taps_TW: Vectors | None = None  # hidden states that the program keeps, side by side
+    next_s: float = 0.0  # behind it, in which the next one was laid out before this was told
 
 
 class DraftStats(NamedTuple):

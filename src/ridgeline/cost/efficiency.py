@@ -24,7 +24,7 @@ from ridgeline.program.pricing import ElementBytes
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 6  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 7  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -63,10 +63,14 @@ def key_of(work: OpTiming) -> str:
 
 
 class Behind(NamedTuple):
-    """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone."""
+    """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone.
+
+    `plans`: while it runs, the next one is planned, and is not this one with each sequence a token on.
+    """
 
     age: float = math.inf
     gone: bool = False
+    plans: bool = False
 
 
 class TimedStep(NamedTuple):
@@ -77,13 +81,15 @@ class TimedStep(NamedTuple):
     num_seqs: int
     behind: Behind
     seconds: float
+    verifies: bool = False  # all rows are sampled from: tokens beyond one for each sequence are drafts, and no prompts
 
     @property
     def parts(self) -> tuple[float, ...]:
         """Return what the fields of a Rest multiply."""
         anew, few_s = 0.5**self.behind.age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
-        prompts = self.num_tokens > self.num_seqs
-        return 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.ops_s - few_s, few_s
+        prompts = self.num_tokens > self.num_seqs and not self.verifies
+        around = 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.behind.plans
+        return *around, self.ops_s - few_s, few_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +98,9 @@ class Rest:
 
     A step that is not the one before with each sequence a token on takes more: it is laid out anew, and the next ones
     find caches cold and plans to finish. One with prompts takes more, and so does one behind the end of sequences: it
-    is not planned before these are gone. `ops` is how long ops take among others, by their time in profiled steps,
-    where a step has MANY tokens, `few_ops` where it has one; between, it goes by the logarithm.
+    is not planned before these are gone; and one lacks a thread while the next one is planned anew. `ops` is how long
+    ops take among others, by their time in profiled steps, where a step has MANY tokens, `few_ops` where it has one;
+    between, it goes by the logarithm.
     """
 
     step_s: float
@@ -102,6 +109,7 @@ class Rest:
     anew_sequence_s: float = 0.0
     prompts_s: float = 0.0
     gone_s: float = 0.0
+    plans_s: float = 0.0
     ops: float = 1.0
     few_ops: float = 1.0
 

@@ -2,6 +2,7 @@
 
     step = k · Σ pieces predicted + rest
     rest = a + b · sequences + (c + d · sequences) / 2^age + e, with prompts + f, where sequences are gone
+         + g, where the next one is planned anew meanwhile
 
 `age` is how many steps ago one was laid out anew; k goes by the tokens of the step.
 
@@ -87,7 +88,8 @@ class StepTime:
         return found
 
     def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
-        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds)
+        verifies = load.num_rows == load.num_tokens
+        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds, verifies)
 
     def _ops_s(self, load: Load) -> float:
         """Return what all pieces take when nothing is around them."""

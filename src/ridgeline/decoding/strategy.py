@@ -128,18 +128,12 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
     num_prompt, params = len(view.request.prompt_ids), view.request.params
     if num_output is None:
         num_output = len(view.token_ids) - num_prompt
-    return SampleRow(
-        seq_id=view.seq_id,
-        row=row,
-        params=params,
-        seed=view.seed,
-        num_output=num_output,
-        prompt_ids=view.request.prompt_ids,
-        output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
-        stop_ids=tuple(view.request.stop_ids) if num_output < params.min_tokens else (),
-        allowed=None if view.grammar is None else view.grammar.allowed,
-        checker=view.grammar if view.grammar is not None and view.grammar.guesses else None,
-    )
+    output_ids = view.token_ids[num_prompt:] if params.needs_history else ()
+    stop_ids = tuple(view.request.stop_ids) if num_output < params.min_tokens else ()
+    allowed = None if view.grammar is None else view.grammar.allowed
+    checker = view.grammar if view.grammar is not None and view.grammar.guesses else None
+    of_output = view.request.prompt_ids, output_ids, stop_ids, (), allowed, None, False, (), checker
+    return _new(SampleRow, (view.seq_id, row, params, view.seed, num_output, *of_output))
 
 
 def row_after(first: SampleRow, row: int, drafted: Sequence[int]) -> SampleRow:

@@ -118,12 +118,9 @@ class BatchBuilder:
         )
 
     def _widths(self, plan: StepPlan) -> tuple[int, ...]:
-        return tuple(
-            1
-            if group.kind == "recurrent"
-            else -(-max(len(table.blocks) for table in tables) // TABLE_ROOM) * TABLE_ROOM
-            for group, tables in zip(self._layout.groups, plan.tables, strict=True)
-        )
+        longest = [max([len(table.blocks) for table in tables]) for tables in plan.tables]
+        groups = zip(self._layout.groups, longest, strict=True)
+        return tuple([1 if group.kind == "recurrent" else -(-n // TABLE_ROOM) * TABLE_ROOM for group, n in groups])
 
     def _lay_out(self, plan: StepPlan, sampling: SamplingMetadata, echoes: Echoes) -> _Laid:
         """Return arrays for the plan, with everything in them that only its lengths decide."""
@@ -156,11 +153,12 @@ class BatchBuilder:
     def _fill(self, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
         """Write what differs between plans of the same lengths; `before` is the plan that was written last, if any."""
         batch, spans = laid.batch, plan.spans
-        batch.token_ids_T[:] = [*chain.from_iterable(span.token_ids for span in spans)]
         if len(spans) == 1:
+            batch.token_ids_T[:] = spans[0].token_ids
             batch.kv_length_S[0] = spans[0].start + len(batch.token_ids_T)
             np.add(laid.offset_T, spans[0].start, out=batch.positions_T)
         else:
+            batch.token_ids_T[:] = [*chain.from_iterable([span.token_ids for span in spans])]
             starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
             np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
             np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)

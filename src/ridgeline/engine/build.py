@@ -50,9 +50,8 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     companion = None if draft is None else draft.open(sizing, bytes_per_token(plan, states), executable, clock)
     drafting = {} if companion is None else dict(companion.choices)
     if config.speculation.rejection_sample_method == "typical":
-        drafting |= {
-            "rejection_sample_method": Choice("typical", "as asked; lossy: it changes what is sampled unseeded")
-        }
+        why = "as asked; lossy: it changes what is sampled unseeded"
+        drafting["rejection_sample_method"] = Choice("typical", why)
     measured = model.quality.described()
     quality = {} if measured is None else {"quality": measured}
     choices = {**config.choices, "backend": why_backend, **plan.choices, **quality, **sizing.choices, **drafting}
@@ -69,7 +68,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
     intake = Intake(info, tokenizer, clock, compiles_grammars=True)
     is_priced = setup.strategy == "autoregressive" and not info.embeds
-    prices = StepPrices(config, model.program, plan, loop.journal, clock) if is_priced else None
+    prices = StepPrices(config, model.program, plan, loop.journal, executor.depth, clock) if is_priced else None
     executor.observer = ops = OpSeconds(clock)
     of = spec, program, sizing.layout, tokenizer
     return Engine(info, setup, loop, executor, executable, intake, *of, ops, prices)

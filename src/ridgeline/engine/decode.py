@@ -104,10 +104,8 @@ class DecodeRun:
                 self._changes[(offset - end) % size].append(index)
             alike_from = math.inf if request.params.needs_history else request.params.min_tokens - num_output + 2
             self._alike_from = max(self._alike_from, alike_from)  # the first step sampled by the rules of the last one
-            last = min(request.max_tokens - num_output, self._max_model_len - end - 1)
-            self._certain = min(
-                self._certain, 0 if request.params.needs_history else last
-            )  # then one may end by length
+            last = min(request.max_tokens - num_output, self._max_model_len - end - 1)  # then it ends by length
+            self._certain = min(self._certain, 0 if request.params.needs_history else last)
 
     def goes_on(self) -> bool:
         """Tell whether all sequences are sure to go on behind what is in flight, unless their tokens end them."""

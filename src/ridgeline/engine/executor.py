@@ -221,9 +221,9 @@ class OverlappedExecutor(InlineExecutor):
             self._started = None  # one that was begun meanwhile is computed again
             self._forget()
             raise
-        self._samples = result.samples
+        self._samples, ended_s = result.samples, self._clock()
         self._start_next()
-        return result
+        return result._replace(next_s=self._clock() - ended_s)
 
     def compute(self, plan: StepPlan) -> StepResult:
         result = super().compute(plan)

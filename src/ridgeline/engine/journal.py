@@ -73,10 +73,7 @@ OUTPUT_FIELDS = (
     ("first_hash", "i8"),  # number of its first hash record
     ("num_hashes", "i4"),
 )
-PROMPT_FIELDS = (
-    ("hash", "i8"),
-    ("own", "i8"),
-)  # of a whole block of a prompt and its output: all before it too, or not
+PROMPT_FIELDS = (("hash", "i8"), ("own", "i8"))  # of a block of a prompt and its output: all before it too, or not
 AROUND_FIELDS = (  # what others know of it; NaN: not told
     ("time_s", "f8"),
     ("loop_lag_s", "f8"),  # how late a server's event loop was, in all
@@ -87,6 +84,7 @@ HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
 _OF_STEPS = {"steps": STEP_FIELDS, "spans": SPAN_FIELDS, "decisions": DECISION_FIELDS}
 FIELDS = _OF_STEPS | {"outputs": OUTPUT_FIELDS, "prompts": PROMPT_FIELDS, "host": HOST_FIELDS, "around": AROUND_FIELDS}
 CAPACITIES = dict.fromkeys(FIELDS, 4096) | {"spans": 65536, "decisions": 16384, "prompts": 65536}
+SAME_S = 1e-6  # between times that are the same, and were added up
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
@@ -94,6 +92,12 @@ def load_of(spans: Records) -> Load:
     """Return what a step of these spans has to compute."""
     ends = spans["start"] + spans["num_tokens"]
     return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+def planned_load(plan: StepPlan) -> Load:
+    """Return what a plan has to compute."""
+    spans = [(len(span.token_ids), span.end) for span in plan.spans]
+    return Load(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
 
 
 def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
@@ -104,17 +108,26 @@ def step_seconds(steps: Records, depth: int) -> npt.NDArray[np.float64]:
     run_s, plan_s, behind_s = steps["run_s"], steps["plan_s"], steps["commit_s"] + steps["render_s"]
     if depth == 1:
         return plan_s + run_s + behind_s
-    begun_s = steps["start_s"] + plan_s
-    return run_s + np.append(0.0, np.clip(np.diff(begun_s) - run_s[:-1], 0.0, plan_s[1:] + behind_s[:-1]))
+    return run_s + np.append(0.0, np.clip(_between_s(steps), 0.0, plan_s[1:] + behind_s[:-1]))
+
+
+def _between_s(steps: Records) -> npt.NDArray[np.float64]:
+    """Return the seconds from the end of each step to when the next one began: 0 where that was planned before."""
+    return np.diff(steps["start_s"] + steps["plan_s"]) - steps["run_s"][:-1]
 
 
 def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, Behind, float]]:
-    """Yield what each step computed, what it follows, and its seconds; `spans` begin with the first one's."""
+    """Yield what each step computed, what is around it, and its seconds; `spans` begin with the first one's.
+
+    Where planning took no time, as in a simulation, nothing tells when the next one was planned.
+    """
     last: set[int] = set()
-    for step, seconds in zip(steps, step_seconds(steps, depth).tolist()):
+    is_ahead_N = (_between_s(steps) < SAME_S) & (steps["plan_s"][1:] > 0) & (depth > 1)
+    plans_N = np.append(is_ahead_N & (steps["span_shift"][1:] == 0), False)
+    for step, seconds, plans in zip(steps, step_seconds(steps, depth).tolist(), plans_N.tolist()):
         found = spans_of(step, spans, int(steps["first_span"][0]))
         seq_ids = set(found["seq_id"].tolist())
-        yield load_of(found), Behind(int(step["span_shift"]), not last <= seq_ids), seconds
+        yield load_of(found), Behind(int(step["span_shift"]), not last <= seq_ids, plans), seconds
         last = seq_ids
 
 

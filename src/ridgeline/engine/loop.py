@@ -139,18 +139,17 @@ class EngineLoop:
         except Exception as error:
             if (result := self._rerun(plan, error)) is None:
                 return self._fail(plan, error, "the step failed")
-        ran_s = self.clock()
-        self._collected_s = ran_s
+        self._collected_s = ran_s = self.clock() - result.next_s
         try:
             self._unheard += self.scheduler.commit(plan, result, ran_s - begun_s)
         except Exception as error:
             return self._fail(plan, error, "the step could not be taken in")
-        committed_s = end_s = self.clock()
+        committed_s = end_s = self.clock() - result.next_s
         if (running := self.scheduler.running()) is not self._running:
             self._running, self._may_stop = running, any(seq.request.params.stop_strings for seq in running)
         if self._may_stop or self._executor.depth == 1:  # nothing is computed meanwhile: the next plan may take in more
             self._publish()
-            end_s = self.clock()
+            end_s = self.clock() - result.next_s
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, end_s
         blocks, num_final = self.scheduler.cache.block_counts(), self.scheduler.num_final
         self.journal.step(plan, result, times_s, blocks, num_final, client_slots)

@@ -89,6 +89,5 @@ class Pacing:
         Steps of that size count, or of the next smaller where none was measured; one of more tokens takes no less.
         """
         nearest = min(self._least_s, key=lambda known: (known > size, abs(known - size)), default=0)
-        return min(
-            [least_s for known, least_s in self._least_s.items() if known == nearest or known > size], default=None
-        )
+        least_s = [each_s for known, each_s in self._least_s.items() if known == nearest or known > size]
+        return min(least_s, default=None)

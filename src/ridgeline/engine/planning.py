@@ -8,12 +8,13 @@ from typing import NamedTuple
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core import step as steps
 from ridgeline.core.step import PENDING, Admission, BlockCopy, Decisions, Preemption, Span, StepPlan, WaitReason
-from ridgeline.decoding.strategy import Strategy
+from ridgeline.decoding.strategy import Strategy, sample_row
 from ridgeline.engine.decode import may_chain
 from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_salt
 from ridgeline.engine.request import Sequence
 
 NO_DECISIONS = Decisions()
+_new = tuple.__new__  # a NamedTuple's own constructor is a call of Python
 
 
 class Flight(NamedTuple):
@@ -32,13 +33,6 @@ def goes_on(seq: Sequence, flights: Items[Flight], max_model_len: int) -> bool:
     return not (seq.siblings or seq.search or owes_scores(seq)) and (
         num_pending <= 0 or may_chain(seq, num_pending, max_model_len)
     )
-
-
-def after_flights(seq: Sequence, flights: Items[Flight]) -> Sequence:
-    """Return a sequence that goes on as it will be after its spans in flight, with PENDING for what they sample."""
-    end = flights[-1].span.end
-    num_pending = max(0, end - len(seq.token_ids) + 1)
-    return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
 
 
 def landed(
@@ -72,6 +66,19 @@ class StepDraft:
     admitted: list[Admission] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     head_waits: WaitReason | None = None
+
+    def span_after(self, seq: Sequence, flights: Items[Flight] | None, num_behind: int) -> Span | None:
+        """Return what `seq` computes behind its spans in flight; None: it waits.
+
+        Each of `num_behind` others keeps a token and a row; the oldest may take these where it would wait else.
+        """
+        if flights is not None:
+            step, last = flights[-1]
+            if (end := last.end) >= len(seq.token_ids):  # as `Strategy.one_token` has it
+                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), step))
+            seq = replace(seq, num_computed=end)
+        span = self.next_span(seq, num_behind)
+        return self.next_span(seq) if span is None and not self.spans else span
 
     def next_span(self, seq: Sequence, num_behind: int = 0) -> Span | None:
         """Return what `seq` computes if each of `num_behind` others keeps a token and a row; None: it waits."""
@@ -153,24 +160,24 @@ class StepDraft:
         first_row, planned, self.spans = 0, self.spans, []
         for seq, span in planned:
             rows: list[steps.SampleRow] = []
-            failed = False
             for member in (seq, *seq.siblings):
                 try:
-                    rows.extend(self.strategy.rows(member, span, first_row))
+                    if span.pending:
+                        rows.append(sample_row(seq, first_row, span.start + 1 - len(seq.request.prompt_ids)))
+                    else:
+                        rows.extend(self.strategy.rows(member, span, first_row))
                 except Exception as error:
                     fault(member, error)
                     if member is seq:
-                        failed = True
                         break
-            if failed:
-                continue
-            self.spans.append((seq, span))
-            samples.extend(rows)
-            if owes_scores(seq):
-                prompt_rows.extend(scoring_rows(seq, span, first_row))
-            if span.pooled:
-                vector_rows.append(steps.VectorRows(seq.seq_id, first_row, span.num_logit_rows))
-            first_row += span.num_logit_rows
+            else:
+                self.spans.append((seq, span))
+                samples.extend(rows)
+                if owes_scores(seq):
+                    prompt_rows.extend(scoring_rows(seq, span, first_row))
+                if span.pooled:
+                    vector_rows.append(steps.VectorRows(seq.seq_id, first_row, span.num_logit_rows))
+                first_row += span.num_logit_rows
         return tuple(samples), tuple(prompt_rows), tuple(vector_rows)
 
     def give_back(self, in_flight: Mapping[int, Items[Flight]]) -> bool:

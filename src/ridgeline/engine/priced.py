@@ -15,10 +15,9 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import Behind
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
-from ridgeline.engine.journal import Journal, load_of, spans_of
+from ridgeline.engine.journal import Journal, timed_steps
 from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
@@ -60,19 +59,22 @@ class OpSeconds:
 
 
 class StepPrices:
-    """Looks at the last step of a journal now and then, where the machine's ceilings are known."""
+    """Looks at a journal's last step but one now and then, where the machine's ceilings are known.
+
+    What a step took is known by the one behind it, and the `depth` of the executor.
+    """
 
     def __init__(
-        self, config: EngineConfig, program: Program, plan: "BackendPlan", journal: Journal, clock: Clock
+        self, config: EngineConfig, program: Program, plan: "BackendPlan", journal: Journal, depth: int, clock: Clock
     ) -> None:
         self._of, self._journal, self._clock = (config, program, plan), journal, clock
-        self._next_s, self._num_seen = -math.inf, 0
+        self._next_s, self._num_seen, self._depth = -math.inf, 0, depth
         self._time: StepTime | None = None
         self._sums: PricedSteps | None = None
         self._shares: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))  # predicted, by what bounds
 
     def look(self) -> PricedSteps | None:
-        """Price the last step, where one ended and a second has passed; return the sums. In one thread at a time."""
+        """Price a step, where one ended and a second has passed; return the sums. In one thread at a time."""
         now_s, num_steps = self._clock(), self._journal.steps.num_written
         if now_s < self._next_s or num_steps == self._num_seen:
             return self._sums
@@ -91,12 +93,12 @@ class StepPrices:
         return self._sums
 
     def _price(self, time: "StepTime") -> None:
-        step, sums = self._journal.steps.read(self._num_seen - 1)[1][0], self._sums
-        first, spans = self._journal.spans.read(int(step["first_span"]))
-        if sums is None or first != step["first_span"] or not step["num_spans"]:
+        steps, sums = self._journal.steps.read(max(0, self._num_seen - 3))[1][:3], self._sums
+        first, spans = self._journal.spans.read(int(steps["first_span"][0]))
+        if sums is None or len(steps) < 3 or first != steps["first_span"][0]:
             return
-        asked, measured_s = load_of(spans_of(step, spans, first)), float(step["run_s"])
-        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, Behind(int(step["span_shift"])))
+        _, (asked, behind, measured_s), _ = timed_steps(steps, spans, self._depth)
+        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, behind)
         sums.num_steps += 1
         sums.measured_s += measured_s
         sums.error_s += abs(measured_s - predicted_s)

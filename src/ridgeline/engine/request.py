@@ -131,7 +131,7 @@ class PromptLogprobsEvent:
     index: int = 0  # of the output that is told them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """Output `index` of `request` got one more token; `ends` where it is an end-of-sequence or stop id."""
 

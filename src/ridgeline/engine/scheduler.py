@@ -18,7 +18,7 @@ from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import DecodeRun, is_decode
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on, landed
+from ridgeline.engine.planning import Flight, StepDraft, goes_on, landed
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Sequence
 from ridgeline.engine.sharing import SlotCap, making_way
@@ -115,9 +115,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        chain = self._chains and (
-            len(self._in_flight) > 0 or (self._decode is not None and len(self._decode.flights) > 0)
-        )
+        chain = self._chains and bool(self._in_flight or (self._decode is not None and self._decode.flights))
         if chain and not self._all_go_on():
             return None  # what would be left out would read all weights again for itself
         self.client_slots = self.cap.slots(self._step + 1, self._clock())
@@ -274,24 +272,20 @@ class Scheduler:
         the next one has to have some as well.
         """
         share = len(self._running) if self._chains else -(-len(self._running) // self._depth)
+        chains = self._chains and self.strategy.one_token
         position = 0
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
             flights = self._in_flight.get(seq.seq_id)
-            if seq.waits or (flights is not None and not (self._chains and self.strategy.one_token)):
+            if seq.waits or (flights is not None and not chains):
                 position += 1
                 continue
-            ahead = seq if flights is None else after_flights(seq, flights)
             try:
-                span = draft.next_span(ahead, len(self._running) - position - 1)
-                if span is None and not draft.spans:  # the oldest may take all
-                    span = draft.next_span(ahead)
+                span = draft.span_after(seq, flights, len(self._running) - position - 1)
             except Exception as error:
                 self.fault(seq, error)
                 continue
-            if span is not None and flights is not None and span.end > len(seq.token_ids):
-                span = span._replace(pending=flights[-1].step)
-            if span is not None and not self._place(ahead, span, draft):
+            if span is not None and not self._place(seq, span, draft):
                 return
             position += 1
 
@@ -341,9 +335,8 @@ class Scheduler:
         """
         num_running, config = len(self._running), self._config
         waiting = len(self.waiting) > 0
-        if not self.strategy.one_token or (
-            waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
-        ):
+        may_admit = waiting and num_running < config.max_num_seqs and self._next_waiting() is not None
+        if may_admit or not self.strategy.one_token:
             return None
         full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
         plan = run.plan(self._step + 1, full if waiting else None, copies, chain=chain)

@@ -28,6 +28,7 @@ from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.journal import planned_load
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
@@ -35,7 +36,6 @@ from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.program.pricing import Load as StepLoad
 from ridgeline.weights.folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -99,28 +99,22 @@ class PricedExecutor:
         self.depth, self.chains = depth, depth > 1
         self.observer: StepObserver | None = None
         self._clock, self._seconds, self._token = clock, seconds, token
-        self._queued: deque[StepPlan] = deque()
+        self.queued: deque[StepPlan] = deque()
 
     def facts(self) -> Mapping[str, Choice]:
         """Return nothing: no weights are anywhere."""
         return {}
 
     def submit(self, plan: StepPlan) -> None:
-        self._queued.append(plan)
+        self.queued.append(plan)
 
     def collect(self) -> StepResult:
-        return self.compute(self._queued.popleft())
+        return self.compute(self.queued.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
         self._clock.now_s += self._seconds(plan)
         token = self._token
         return StepResult(plan.step, tuple([SampledToken(row.seq_id, token(row)) for row in plan.samples]))
-
-
-def load_of(plan: StepPlan) -> StepLoad:
-    """Return what a plan computes."""
-    spans = [(len(span.token_ids), span.start + len(span.token_ids)) for span in plan.spans]
-    return StepLoad(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
 
 
 def simulated_loop(
@@ -272,8 +266,9 @@ def run_simulated(
         nonlocal behind, last
         see(plan)
         seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
-        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids), seq_ids
-        return pace(seconds(load_of(plan), behind))
+        plans = len(executor.queued) > 0 and not executor.queued[0].follows
+        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids, plans), seq_ids
+        return pace(seconds(planned_load(plan), behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)

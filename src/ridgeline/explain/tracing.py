@@ -52,7 +52,7 @@ def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
     inside: list[tuple[int, int, str, Event]] = []
     beside: list[tuple[int, int, str, Event]] = []
     whole: list[tuple[int, int, str, Event]] = []
-    for step, (load, behind, _) in zip(recording.steps, recording.timed()):
+    for step, (load, behind, seconds) in zip(recording.steps, recording.timed()):
         start, planned, ran, committed, rendered = (
             _ns(step["start_s"] + sum(step[name] for name in names), origin_s)
             for names in ((), *(("plan_s", "run_s", "commit_s", "render_s")[:n] for n in (1, 2, 3, 4)))
@@ -60,7 +60,7 @@ def _steps(recording: Recording, origin_s: float) -> Iterator[Event]:
         spans, args = recording.spans_of(step), {"step": int(step["step"])}
         prompts = int((spans["num_tokens"] > spans["num_rows"]).sum())
         counts = {name: int(step[name]) for name in ("num_tokens", "num_spans", "num_rows", "num_copies")}
-        args |= counts | {"head_waits": WAIT_REASONS[step["head_waits"]], "measured_ms": 1e3 * float(step["run_s"])}
+        args |= counts | {"head_waits": WAIT_REASONS[step["head_waits"]], "measured_ms": 1e3 * seconds}
         if machine is not None:
             limit_s, predicted_s = machine.step_time.bounds(load)[0], machine.step_time.seconds(load, behind)
             args |= {"predicted_ms": 1e3 * predicted_s, "limit_ms": 1e3 * sum(limit_s.values())}

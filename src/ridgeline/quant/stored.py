@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.dtypes import FLOAT8_E4M3, FLOAT32, Array, Float32s, assign
+from ridgeline.core.dtypes import FLOAT8_E4M3, FLOAT32, Array, Float32s, assign, contiguous
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
 Code = Literal["uniform", "e2m1", "e4m3", "nf4", "fp4"]
 Zero = Literal["fixed", "points", "minima"]
 
@@ -88,6 +89,8 @@ class StoredFormat:
 class StoredMatrix:
     """A matrix [N, K]: uint8 `codes` [N, K], float32 `scales` [N, G], and what `format.zero` asks for.
 
+    They are `packed` as they come: bytes, or codes of 4 bits of eight inputs in a word, the first in its low bits.
+
     w[n, k] = (level(codes[n, k]) - zero) * scales[n, k // group]      zero: fixed, or uint8 `points` [N, G]
     w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
 
@@ -97,12 +100,22 @@ class StoredMatrix:
     """
 
     format: StoredFormat
-    codes: Bytes
+    packed: Bytes | Words
     scales: Float32s
     points: Bytes | None = None
     minima: Float32s | None = None
     order: npt.NDArray[np.int32] | None = None
     outer: Float32s | None = None
+
+    @property
+    def codes(self) -> Bytes:
+        packed = self.packed
+        return nibbles(contiguous(packed.T).view(np.uint8)) if has_words(packed) else packed.view(np.uint8)
+
+
+def has_words(packed: Bytes | Words) -> TypeGuard[Words]:
+    """Tell whether codes are uint32 [K / 8, N]."""
+    return packed.dtype == np.uint32
 
 
 def from_e8m0(exponents: Array) -> Float32s:
@@ -134,10 +147,13 @@ def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     first = parts[0]
     if len(parts) == 1:
         return first
-    codes, scales = np.concatenate([part.codes for part in parts]), np.concatenate([part.scales for part in parts])
+    words = [part.packed for part in parts if has_words(part.packed)]
+    is_packed = len(words) == len(parts)
+    packed = np.concatenate(words, axis=1) if is_packed else np.concatenate([part.codes for part in parts])
+    scales = np.concatenate([part.scales for part in parts])
     others: list[tuple[Any, ...]] = [(part.points, part.minima, part.outer) for part in parts]
     points, minima, outer = (None if each[0] is None else np.concatenate(each) for each in zip(*others))
-    return StoredMatrix(first.format, codes, scales, points, minima, first.order, outer)
+    return StoredMatrix(first.format, packed, scales, points, minima, first.order, outer)
 
 
 def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:
@@ -146,6 +162,7 @@ def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:
     What schemes promise, backends compute with and tests compare with. A scale that is no number makes none. A `dtype`
     narrower than float32 rounds once more.
     """
+    stored = replace(stored, packed=stored.codes)
     num_outputs, num_inputs = stored.codes.shape
     out = np.empty((num_outputs, num_inputs), dtype)
     step = max(1, CHUNK_ELEMENTS // max(1, num_inputs))

@@ -17,7 +17,7 @@ from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant import StoredMatrix, quantize
-from ridgeline.quant.stored import joined
+from ridgeline.quant.stored import has_words, joined
 from ridgeline.weights.load import StreamedWeights
 
 PANEL = 32
@@ -150,7 +150,7 @@ class NativeWeights:
 
         def read(expert: int) -> ReadRows:
             if form.stored:
-                return self._stored(sources, expert, slice(inputs))
+                return self._stored(sources, expert, slice(inputs) if form.outliers else ALL)
             rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
             return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
@@ -238,7 +238,7 @@ class NativeWeights:
         def read(wanted: np.ndarray) -> tuple[Rows, np.ndarray]:
             own = zip(readers, [0, *ends], np.split(wanted, np.searchsorted(wanted, ends[:-1])))
             found = joined([rows_of(slice(rows[0] - at, rows[-1] + 1 - at)) for rows_of, at, rows in own if len(rows)])
-            assert len(found.codes) == len(wanted), "those of a source follow one another"
+            assert len(found.scales) == len(wanted), "those of a source follow one another"
             if found.format.code == "e4m3" and ((found.codes & 127) == 127).any():
                 raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
             return _rows(found, inputs), wanted
@@ -254,7 +254,8 @@ class NativeWeights:
             wanted = padded[begin * PANEL : end * PANEL]
             rows, numbers = read(np.sort(wanted[wanted >= 0]))
             own[begin * PANEL : end * PANEL] = np.where(wanted < 0, -1, np.searchsorted(numbers, wanted))
-            _native.pack(self._level, matrix, *rows, own, begin, end)
+            pack_rows = _native.pack_words if has_words(rows[0]) else _native.pack
+            pack_rows(self._level, matrix, *rows, own, begin, end)
 
         list(self._threads.map(pack, range(0, matrix.num_panels, PANELS_PER_TASK)))
 
@@ -295,7 +296,8 @@ def _rows(matrix: StoredMatrix, inputs: slice = ALL) -> Rows:
         whole = [np.divide(n, by, out=np.zeros_like(n), where=by != 0) for n, by in zip(numbers, spread, strict=True)]
         numbers = [*whole, *outer]
     scales = numbers[0] if len(numbers) == 1 else np.concatenate(numbers, axis=1)
-    return contiguous(matrix.codes[:, inputs]), contiguous(scales), None if points is None else contiguous(points)
+    packed = matrix.packed if has_words(matrix.packed) and inputs == ALL else contiguous(matrix.codes[:, inputs])
+    return packed, contiguous(scales), None if points is None else contiguous(points)
 
 
 def in_order(values: Array, order: np.ndarray) -> Array:

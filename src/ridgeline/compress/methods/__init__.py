@@ -37,8 +37,7 @@ class Statistics:
 class Method(Protocol):
     """Describes a file of this folder. `NEEDS_STATISTICS`: it looks at a model's inputs.
 
-    One whose inputs are to be rounded as well has a FORMAT, that of compressed-tensors which says so; that of one whose
-    matrices stay plain is "dense".
+    What is not written as the form of its matrices says has a FORMAT: "llm-int8", or "dense", where they stay plain.
     """
 
     NEEDS_STATISTICS: bool

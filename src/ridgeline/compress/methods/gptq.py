@@ -6,8 +6,6 @@ that the stored order is the model's own. Scales of a group are those of its col
 Frantar et al. 2022, arXiv 2210.17323.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from ridgeline.compress.grid import Grid
@@ -18,10 +16,7 @@ NEEDS_STATISTICS = True
 BLOCK = 128  # columns at a time where groups are larger
 DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the mean of the diagonal, tried until H has a Cholesky factor
 DOUBLE_UP_TO = 2048  # inputs: larger matrices are factored in float32
-
-
-def balance(weights: Sequence[torch.Tensor], statistics: Statistics, grid: Grid) -> torch.Tensor | None:
-    return None
+balance = rtn.balance
 
 
 def quantize(weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid) -> StoredMatrix:

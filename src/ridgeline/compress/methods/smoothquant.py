@@ -13,7 +13,6 @@ from ridgeline.compress.grid import Grid
 from ridgeline.compress.methods import Statistics, rtn
 
 NEEDS_STATISTICS = True
-FORMAT = "int-quantized"
 MIGRATION = 0.5  # the share of the difficulty that goes to the weights
 quantize = rtn.quantize
 

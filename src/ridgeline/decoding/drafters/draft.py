@@ -81,7 +81,7 @@ class DraftModel:
     def lag(self, view: SequenceView) -> int:
         resident = self._residents.get(view.seq_id)
         done = resident.num_computed + len(resident.drafted) if resident else 0
-        return max(len(self._text(view)) - done - 1, 0)
+        return max(len(view.token_ids) - self._begins(view) - done - 1, 0)
 
     def observe(self, running: Sequence[SequenceView], plan: step.StepPlan, taps: Sequence[step.Vectors]) -> None:
         """Do nothing: the text says it all."""
@@ -134,16 +134,16 @@ class DraftModel:
 
     def _commit(self, asked: Sequence[DraftRequest], spans: Sequence[step.Span]) -> None:
         """Take in a step that has computed known tokens."""
-        by_id = {request.view.seq_id: self._text(request.view) for request in asked}
+        by_id = {request.view.seq_id: request.view.token_ids for request in asked}
         for span in spans:
             resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
             resident.num_computed = final
             resident.drafted.extend(span.token_ids[final - span.start :])
             self._cache.commit(span.seq_id, by_id[span.seq_id], final)
 
-    def _text(self, view: SequenceView) -> Sequence[int]:
-        """Return the tokens whose keys and values are in the cache, or will be."""
-        return view.token_ids
+    def _begins(self, view: SequenceView) -> int:
+        """Return from which token on the text is in the cache, or will be; 0 where the cache shares prefixes."""
+        return 0
 
     def _features(self, spans: Sequence[step.Span]) -> step.Vectors | None:
         """Return what is read beside the tokens of `spans`."""
@@ -156,30 +156,31 @@ class DraftModel:
 
         None where the sequence has to do without drafts for now.
         """
-        seq_id, token_ids = view.seq_id, self._text(view)
-        resident = self._resident(view, members)
+        seq_id, begins = view.seq_id, self._begins(view)
+        resident = self._resident(view, begins, members)
         if resident is None or max_tokens <= 0:
             return None
-        known, start = len(token_ids), resident.num_computed
+        known, start = len(view.token_ids) - begins, resident.num_computed
         end = min(start + max_tokens, known)
         needed = end if end < known else known + num_tokens - 1
         while (copied := self._cache.reserve(seq_id, needed)) is None:
             if not self._evict(members):
                 return None
         copies.extend(copied)
-        return step.Span(seq_id, start, token_ids[start:end], int(end == known))
+        return step.Span(seq_id, start, view.token_ids[begins + start : begins + end], int(end == known))
 
-    def _resident(self, view: SequenceView, members: set[int]) -> _Resident | None:
+    def _resident(self, view: SequenceView, begins: int, members: set[int]) -> _Resident | None:
         """Return the sequence as the cache has it now, what was drafted and came about included."""
-        seq_id, token_ids = view.seq_id, self._text(view)
+        seq_id, token_ids = view.seq_id, view.token_ids
         resident = self._residents.pop(seq_id, None)
         if resident is None:
             if seq_id in self._silent or not self._knows(view, 0):
                 return None
-            while not self._cache.can_admit(token_ids, view.request.salt):
+            text = token_ids[begins:]
+            while not self._cache.can_admit(text, view.request.salt):
                 if not self._evict(members):
                     return None
-            cached = self._cache.admit(seq_id, token_ids, view.request.salt)
+            cached = self._cache.admit(seq_id, text, view.request.salt)
             params = self._own_params(view.request.params)
             self._residents[seq_id] = resident = _Resident(params, cached.num_tokens, num_checked=len(token_ids))
             return resident
@@ -187,7 +188,7 @@ class DraftModel:
         if not self._knows(view, resident.num_checked):
             self._release(seq_id)
             return None
-        came = token_ids[resident.num_computed : len(token_ids) - 1]  # the newest token's row is needed anew
+        came = token_ids[begins + resident.num_computed : -1]  # the newest token's row is needed anew
         pairs = zip(resident.drafted[: self._max_right], came)
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if right:
@@ -259,7 +260,7 @@ class DraftModel:
             spans: list[step.Span] = []
             for chain in chains:
                 seq_id, drafted = chain.view.seq_id, chain.token_ids
-                start = len(self._text(chain.view)) + len(drafted) - 1
+                start = len(chain.view.token_ids) - self._begins(chain.view) + len(drafted) - 1
                 spans.append(step.Span(seq_id, start, (drafted[-1],), 1))
                 self._residents[seq_id].drafted.append(drafted[-1])
             if len(chains) != len(last):

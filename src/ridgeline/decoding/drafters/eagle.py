@@ -46,7 +46,8 @@ class _Hidden:
     def rows(self, start: int, end: int) -> Vectors:
         """Return those of tokens `start .. end`, and forget those before."""
         self.drop(start)
-        self.chunks = [np.concatenate(self.chunks)]
+        if len(self.chunks) > 1:
+            self.chunks = [np.concatenate(self.chunks)]
         return self.chunks[0][: end - start]
 
 
@@ -73,7 +74,8 @@ class Eagle(DraftModel):
                 hidden = self._hidden[span.seq_id] = _Hidden(span.start, span.start, span.start)
             end = min(span.end + later, view.num_computed if view is not None else span.end + later)
             if end > hidden.end:
-                rows_NW = np.concatenate([taps_TW[rows] for taps_TW in taps])
+                parts = [taps_TW[rows] for taps_TW in taps]
+                rows_NW = parts[0] if len(parts) == len(plan.spans) == 1 else np.concatenate(parts)
                 if span.parents and view is not None:
                     rows_NW = rows_NW[span.along(view.token_ids[span.start :])]
                 hidden.chunks.append(rows_NW[hidden.end - span.start : end - span.start])
@@ -88,16 +90,14 @@ class Eagle(DraftModel):
         super().forget(view)
         self._hidden.pop(view.seq_id, None)
 
-    def _text(self, view: SequenceView) -> Sequence[int]:
+    def _begins(self, view: SequenceView) -> int:
         hidden = self._hidden.get(view.seq_id)
-        return () if hidden is None else view.token_ids[hidden.begin + 1 :]
+        return len(view.token_ids) if hidden is None else hidden.begin + 1
 
     def _features(self, spans: Sequence[Span]) -> Vectors:
-        parts: list[Vectors] = []
-        for span in spans:
-            hidden = self._hidden[span.seq_id]
-            parts.append(hidden.rows(hidden.begin + span.start, hidden.begin + span.end))
-        return np.concatenate(parts)
+        pairs = [(self._hidden[span.seq_id], span) for span in spans]
+        parts = [hidden.rows(hidden.begin + span.start, hidden.begin + span.end) for hidden, span in pairs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _catch_up(
         self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]

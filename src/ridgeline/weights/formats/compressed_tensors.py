@@ -1,5 +1,5 @@
-"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits. pack-quantized, nvfp4,
-mxfp4 and float-quantized are written too.
+"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits. pack-quantized, int-quantized,
+nvfp4, mxfp4 and float-quantized are written too.
 
 A layer X with N outputs and K inputs is one of these, `weight_scale` [N, G] unless it says otherwise:
 
@@ -40,10 +40,10 @@ REFUSED = {
     "marlin-24": "2:4 sparse matrices arranged for a GPU", "sparse-24-bitmask": "sparse matrices",
     "sparse-bitmask": "sparse matrices", "mxfp6-pack-quantized": "6-bit floats",
 }  # fmt: skip
-WRITTEN = "pack-quantized"
+PACKED = "pack-quantized"
 BOTH_INTEGERS = "int-quantized"  # weights, and inputs where they are used
 FORMATS = (
-    WRITTEN, BOTH_INTEGERS, "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    PACKED, BOTH_INTEGERS, "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense",
 )  # fmt: skip
 BY_CLASS, BY_PATTERN, BY_NAME = 1, 2, 3
@@ -223,10 +223,8 @@ def _read_scheme(group: ConfigReader) -> _Scheme | None:
     return _Scheme(targets, type_, num_bits, symmetric, Blocks(*shared))
 
 
-def packed_tensors(
-    layer: str, stored: StoredMatrix, dtype: np.dtype[Any], written: str | None = None
-) -> dict[str, Array]:
-    """Return the tensors of a layer, in the format `written` or the one that its weights alone have.
+def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Return the tensors of a layer.
 
     `dtype` holds the scales of integers exactly, or they would mean other weights.
     """
@@ -241,7 +239,7 @@ def packed_tensors(
     if stored.format.code == "e4m3":
         return {f"{layer}.weight": stored.codes.view(FLOAT8_E4M3), f"{layer}.weight_scale": scales}
     assert np.array_equal(float32(scales), stored.scales), f"{dtype} does not hold the scales of {layer}"
-    if written == BOTH_INTEGERS:
+    if _written(stored.format) == BOTH_INTEGERS:
         return {f"{layer}.weight": (stored.codes ^ np.uint8(128)).view(np.int8), f"{layer}.weight_scale": scales}
     tensors: dict[str, Array] = {
         f"{layer}.weight_packed": _words(stored.codes, bits),
@@ -263,18 +261,16 @@ def _words(codes: Bytes, bits: int) -> Array:
 
 
 def quantization_config(
-    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]], written: str | None = None
+    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]]
 ) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored.
 
-    `others` are the layers that are stored in other formats, `written` as in `packed_tensors`.
+    `others` are the layers that are stored in other formats.
     """
-    written = written or _written(form)
-    groups = [_group(form, ["Linear"], written)]
-    groups += [_group(other, layers, _written(other)) for other, layers in others.items()]
+    groups = [_group(each, targets) for each, targets in {form: ["Linear"], **others}.items()]
     return {
         "quant_method": "compressed-tensors",
-        "format": written,
+        "format": "mixed-precision" if others else _written(form),
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": list(ignored),
@@ -283,12 +279,15 @@ def quantization_config(
 
 
 def _written(form: StoredFormat) -> str:
+    """Return the format's name. Integers of 8 bits are packed where they have groups: vLLM runs no such on CPUs."""
     if form.code == "e4m3":
         return "float-quantized"
-    return {"e8m0": "mxfp4-pack-quantized", "e4m3": "nvfp4-pack-quantized"}.get(form.scale, WRITTEN)
+    integers = BOTH_INTEGERS if form.bits == 8 and not form.group else PACKED
+    return {"e8m0": "mxfp4-pack-quantized", "e4m3": "nvfp4-pack-quantized"}.get(form.scale, integers)
 
 
-def _group(form: StoredFormat, targets: Sequence[str], written: str) -> dict[str, object]:
+def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
+    written = _written(form)
     weights: dict[str, object] = {
         "num_bits": form.bits,
         "type": "int" if form.code == "uniform" else "float",

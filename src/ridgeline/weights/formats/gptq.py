@@ -96,6 +96,8 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
             points = (zeros + np.uint8(settings.stores_less) & np.uint8(2 * middle - 1)).T
         elif (first := parts[1].flat[0] & 2 * middle - 1) not in (middle - 1, middle) or (zeros != first).any():
             raise ModelLoadError(f"{where}.qzeros differ, but quantization_config says sym=true")
-        return integers.matrix(unpacked(parts[0][:, rows].T, bits), parts[2][:, rows].T, points)
+        words = parts[0][:, rows]
+        packed = words.view(np.uint32) if bits == 4 and order is None else unpacked(words.T, bits)
+        return integers.matrix(packed, parts[2][:, rows].T, points)
 
     return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), integers.form, matrix)

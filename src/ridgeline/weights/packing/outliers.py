@@ -26,7 +26,7 @@ def with_outliers(stored: StoredMatrix, outliers: Inputs) -> StoredMatrix:
     if not len(outliers):
         return stored
     order = order_of(stored.codes.shape[1], outliers)
-    return replace(stored, format=format_of(stored.format, outliers), codes=stored.codes[:, order], order=order)
+    return replace(stored, format=format_of(stored.format, outliers), packed=stored.codes[:, order], order=order)
 
 
 def in_given_order(stored: StoredMatrix) -> StoredMatrix:
@@ -34,4 +34,4 @@ def in_given_order(stored: StoredMatrix) -> StoredMatrix:
     if stored.order is None:
         return stored
     form = replace(stored.format, order="", outliers=0)
-    return replace(stored, format=form, codes=stored.codes[:, np.argsort(stored.order)], order=None)
+    return replace(stored, format=form, packed=stored.codes[:, np.argsort(stored.order)], order=None)

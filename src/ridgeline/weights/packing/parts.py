@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, Zero
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, Words, Zero
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 
 MAX_GROUP = 128  # larger groups are described as several with one scale
@@ -112,17 +112,17 @@ class Integers:
         return cls(groups, bits, StoredFormat("uniform", 4 if bits <= 4 else 8, group, zero, scale, name), order)
 
     def matrix(
-        self, codes: Bytes, scales_NG: Array, points_NG: Bytes | None = None, minima_NG: Array | None = None
+        self, packed: Bytes | Words, scales_NG: Array, points_NG: Bytes | None = None, minima_NG: Array | None = None
     ) -> StoredMatrix:
-        """Return codes [N, K] with what each group of the file has. A fixed zero is 2^(bits-1)."""
+        """Return codes [N, K], or words of them, with what each group of the file has. A fixed zero is 2^(bits-1)."""
         above = self.form.fixed_zero - (1 << (self.bits - 1))
         if self.form.zero == "fixed" and above:  # fewer bits around the zero of 4 or 8
-            codes = codes + np.uint8(above)
+            packed = packed + np.uint8(above)
         if self.order is not None:
-            codes = codes[:, self.order]
+            packed = packed[:, self.order]
         minima = None if minima_NG is None else self._spread(float32(minima_NG))
         points = None if points_NG is None else self._spread(points_NG)
-        return StoredMatrix(self.form, codes, self._spread(float32(scales_NG)), points, minima, self.order)
+        return StoredMatrix(self.form, packed, self._spread(float32(scales_NG)), points, minima, self.order)
 
     def _spread(self, values_NG: Array) -> Array:
         return self.groups.spread(values_NG) if self.form.group else values_NG

@@ -24,9 +24,10 @@ WORKLOADS: Mapping[str, Workload] = {
     "product": Workload(num_rows=128, cached=True),
     "block": Workload(num_rows=128, cached=True),
     "stream": Workload(num_rows=1, cached=False),
+    "fetch": Workload(num_rows=1, cached=False),
     "turns": Workload(num_rows=16, cached=False),
 }
-SHARES: Mapping[str, float] = {"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15}
+SHARES: Mapping[str, float] = {"product": 0.1, "block": 0.1, "stream": 0.5, "fetch": 0.1, "turns": 0.15}
 """Shares of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
 
 OVERRUN = 1.25  # of the time, where something else keeps the machine busy
