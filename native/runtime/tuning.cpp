@@ -119,7 +119,7 @@ const Variant kIntel[] = {
 };
 // From Zen 5 on two products of whole vectors a cycle meet two loads: a load for every product would bind. Products are
 // so fast that ending a group weighs more than overlap with memory. Memory wants 8 KB asked ahead: 384 bytes reach 3/4 of it.
-// What leaves the second-level cache is written to the third: weights that are read once are kept out of it.
+// What leaves the second-level cache is written to the third: it does not hold weights that are read once.
 const Variant kZen5[] = {
     {"stream", "1x8192"}, {"block", "12x2-register"}, {"turns", "panel"}, {"fetch", "past-l2"},
 };
