@@ -90,7 +90,7 @@ def test_the_command(tmp_path, capsys):
     text = tmp_path / "text.py"
     text.write_text(TEXT * 60)
     out = tmp_path / "python.gguf"
-    arguments = ["quantize", "python-1m", "--method=rtn", "--group-size=32", "--format=gguf", f"--out={out}"]
+    arguments = ["quantize", "python-1m", "--method=rtn", "--format=gguf", f"--out={out}"]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, f"--text={text}", "--eval-tokens=200", "--num-threads=1"])
     assert not ended.value.code, capsys.readouterr().err
@@ -104,8 +104,9 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_groups_that_gguf_lacks_are_refused(tmp_path, capsys):
+    out = f"--out={tmp_path / 'x.gguf'}"
     with pytest.raises(SystemExit) as ended:
-        main(["quantize", "python-1m", "--method=rtn", "--format=gguf", f"--out={tmp_path / 'x.gguf'}"])
+        main(["quantize", "python-1m", "--method=rtn", "--group-size=64", "--format=gguf", out])
     assert ended.value.code == 2 and "--group-size 32" in capsys.readouterr().err
 
 

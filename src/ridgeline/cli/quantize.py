@@ -1,5 +1,6 @@
 """Quantize a model into a folder that Ridgeline, vLLM and transformers load, and measure what that cost."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -8,7 +9,7 @@ from rich.console import Console
 from ridgeline.cli._measured import EvalTextOption, EvalTokensOption, OutOption, TextOption, ThreadsOption
 from ridgeline.cli._options import MODEL_HELP, with_options
 from ridgeline.cli._tables import counting
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import GROUPED, Recipe
 from ridgeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ def quantize(
         raise ConfigError("--max-kl needs a measurement, and --eval-tokens 0 leaves it out; drop one of them")
     calibration, held_out = both_texts(text, eval_text)
     console = Console(stderr=True)
-    job = QuantizeJob(ModelFolder.open(model), recipe, calibration, out)
     writer = None
     if file_format == "gguf":
         from ridgeline.weights.gguf.write import GgufWriter, check_form
 
+        if recipe.group_size is None and recipe.method in GROUPED:
+            recipe = replace(recipe, group_size=32)  # those that GGUF has
         check_form(recipe.form())
         writer = GgufWriter(ModelFolder.open(model))
+    job = QuantizeJob(ModelFolder.open(model), recipe, calibration, out)
     for name, why in job.left_out.items():
         console.print(f"{name} stays as it is: {why}", highlight=False)
     _run(console, job)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ridgeline.quant.stored import StoredFormat
 
 GROUP_SIZES = (32, 64, 128)
+GROUPED = ("rtn", "gptq", "awq", "hqq")  # methods whose groups have a size of one's choice
 SPARSE = ("wanda", "sparsegpt")  # methods that make zeros of weights and round none
 
 
@@ -44,7 +45,7 @@ class Recipe(Calibration):
     group_size: int | None = option(
         None,
         "Weights that share a scale: 32, 64 or 128, with 8 bits also 0, all of an output. Default: 128 with 4 bits, "
-        "0 with 8.",
+        "0 with 8; 32 in a GGUF file.",
         low=0,
     )
     zero_points: bool = option(False, "4 bits: store a zero point beside each scale.")
