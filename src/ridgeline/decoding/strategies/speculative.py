@@ -158,7 +158,8 @@ class Speculative(Autoregressive):
             self._set_aside(view, draft)
             survival = survival or self._survival(control, view, draft)
         elif model is not None and (most := model.most(view, self._room(view))) > 0:
-            survival = model.guess(view, most, control, len(running)).survival
+            guess = model.guess(view, most, control, len(running))
+            survival = guess.survival
         lag = model.drafter.lag(view) if model is not None and guess is not None else None
         control.peek(view.seq_id, survival, len(running), budget, lag)
         if model is not None and guess is not None and control.rests(len(running)):
