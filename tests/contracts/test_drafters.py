@@ -48,21 +48,35 @@ def test_a_drafter_changes_no_output(name, adaptive, tmp_path):
     assert all(group.used == 0 for group in drafter._companion.cache.stats().groups)
 
 
-@pytest.mark.parametrize("name", drafter_names())
-def test_a_drafter_lags_by_what_it_has_not_computed(name, tmp_path):
-    """Before its first draft by a prompt at most, then by no more than what a round gained."""
+def generate_around_drafts(name, tmp_path, before, after):
+    """Complete a prompt, and call `before` and `after` with the drafter and each sequence that it drafts for."""
     model, folder, speculate = model_and_drafter(name, tmp_path)
     options = {"speculate": speculate, "adaptive_speculation": False, "num_speculative_tokens": 3}
     llm = LLM(folder, **TINY, **options)
-    drafter, lags = drafter_of(llm), []
+    drafter = drafter_of(llm)
     draft = drafter.draft
 
     def drafting(asked, max_catch_up):
-        lags.extend((drafter.lag(view), len(view.token_ids)) for view, *_ in asked)
-        return draft(asked, max_catch_up)
+        for view, *_ in asked:
+            before(drafter, view)
+        drafts = draft(asked, max_catch_up)
+        for view, *_ in asked:
+            after(drafter, view)
+        return drafts
 
     drafter.draft = drafting
     llm.generate(prompts_of(model, 1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", drafter_names())
+def test_a_drafter_lags_by_what_it_has_not_computed(name, tmp_path):
+    """Before its first draft by a prompt at most, then by no more than what a round gained."""
+    lags = []
+
+    def before(drafter, view):
+        lags.append((drafter.lag(view), len(view.token_ids)))
+
+    generate_around_drafts(name, tmp_path, before, lambda *_: None)
     assert all(0 <= lag < known for lag, known in lags)
     assert max(lag for lag, _ in lags[1:]) <= 3
 
@@ -81,21 +95,12 @@ class Watched(list):
 @pytest.mark.parametrize("name", drafter_names())
 def test_a_round_copies_no_more_of_a_text_than_it_gained(name, tmp_path):
     """A copy of the text touches each of its tokens, round after round."""
-    model, folder, speculate = model_and_drafter(name, tmp_path)
-    options = {"speculate": speculate, "adaptive_speculation": False, "num_speculative_tokens": 3}
-    llm = LLM(folder, **TINY, **options)
-    drafter, copied = drafter_of(llm), []
-    draft = drafter.draft
+    copied = []
 
-    def drafting(asked, max_catch_up):
-        for view, *_ in asked:
-            view.token_ids = Watched(view.token_ids)
-            drafter.lag(view)
-        drafts = draft(asked, max_catch_up)
-        copied.extend(view.token_ids.longest for view, *_ in asked)
-        return drafts
+    def before(drafter, view):
+        view.token_ids = Watched(view.token_ids)
+        drafter.lag(view)
 
-    drafter.draft = drafting
-    llm.generate(prompts_of(model, 1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)
+    generate_around_drafts(name, tmp_path, before, lambda _, view: copied.append(view.token_ids.longest))
     assert len(copied) > 4
     assert max(copied[1:]) <= 5

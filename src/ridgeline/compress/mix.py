@@ -120,10 +120,8 @@ class Sweep:
         handed_back: list[Values] = []
         for index, leaves in enumerate(self._load("values", number)):
             floats = {name: value.requires_grad_() for name, value in leaves.items() if value.is_floating_point()}
-            flow, made = (
-                Flow(self.program, self._windows[index : index + 1]),
-                list[tuple[str, torch.Tensor, torch.Tensor]](),
-            )
+            flow = Flow(self.program, self._windows[index : index + 1])
+            made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
             flow.values = [leaves | floats]
             (values,) = flow.values
             with torch.enable_grad():
