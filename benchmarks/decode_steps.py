@@ -72,6 +72,9 @@ class Instant:
     def facts(self) -> dict:
         return {}
 
+    def hurry(self, asked: bool) -> None:
+        pass
+
     def submit(self, plan: StepPlan) -> None:
         start_s = time.perf_counter()
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))

@@ -15,6 +15,18 @@ namespace ridgeline::chain_bindings {
 template <class Builder>
 using Features = std::tuple<int, int, Builder*, int, int, Array<const float, 2>>;
 
+// Has a chain read features, which it feeds back; but for those of the first step.
+template <class Builder>
+void feed(ChainOptions& options, Builder& self, int to, int from, Builder& fold, int reads, int writes) {
+  options.features = self.buffer(to);
+  options.feedback = self.buffer(from);
+  options.fold = &fold.tape();
+  options.unfolded = fold.buffer(reads);
+  options.folded = fold.buffer(writes);
+  require(options.folded->width == options.features->width && options.feedback->width == options.features->width,
+          "features are as wide as what they are fed back from, and as what computes the first");
+}
+
 template <class Builder>
 int64_t chain(Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
               const Array<const int64_t, 1>& lengths, const Array<int64_t, 2>& tokens, int64_t block_size,
@@ -40,16 +52,10 @@ int64_t chain(Builder& self, const Array<const int64_t, 1>& block, const Array<f
     options.told_stride = told ? (int64_t)told->shape(2) : 0;
     if (features) {
       const auto& [to, from, fold, reads, writes, first] = *features;
-      options.features = self.buffer(to);
-      options.feedback = self.buffer(from);
-      options.fold = &fold->tape();
-      options.unfolded = fold->buffer(reads);
-      options.folded = fold->buffer(writes);
+      feed(options, self, to, from, *fold, reads, writes);
       options.first = first.data();
-      require((int64_t)first.shape(0) == step.num_tokens && (int64_t)first.shape(1) == options.unfolded->width &&
-                  options.folded->width == options.features->width &&
-                  options.feedback->width == options.features->width,
-              "features are as wide as what they are fed back from, and as what computes the first");
+      require((int64_t)first.shape(0) == step.num_tokens && (int64_t)first.shape(1) == options.unfolded->width,
+              "a step has features of each token");
     }
     const WithoutGil unlocked;
     return run_chain(tape, step, options);

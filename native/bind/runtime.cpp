@@ -21,6 +21,7 @@
 #include "bind/matrix.h"
 #include "bind/recurrent.h"
 #include "bind/retained.h"
+#include "bind/rounds.h"
 #include "bind/started.h"
 #include "bind/step.h"
 #include "runtime/isa.h"
@@ -156,18 +157,27 @@ class TapeBuilder {
   Tape& tape() { return tape_; }
   const KernelTable& kernels() const { return kernels_; }
   Buffer* buffer(int index) { return at(index); }
+  const Retained& retained() const { return retained_; }
 
   // What `compute(tape, step)` returns of a step whose rows are sampled.
   template <class Compute>
-  int64_t compute(const Array<const int64_t, 1>& block, const Array<float, 2>& logits, const Compute& compute) {
+  auto compute(const Array<const int64_t, 1>& block, const Array<float, 2>& logits, const Compute& compute) {
+    return alone([&](Tape& tape) {
+      step_ = &reader_.read(block, true);
+      require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
+      step_->logits = logits.data();
+      step_->logits_stride = (int64_t)logits.shape(1);
+      return compute(tape, *step_);
+    });
+  }
+
+  // What `compute(tape)` returns, which computes with it as nobody else does.
+  template <class Compute>
+  auto alone(const Compute& compute) {
     const std::unique_lock turn = take_turn();
     following_.reset();
     end_started();
-    step_ = &reader_.read(block, true);
-    require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
-    step_->logits = logits.data();
-    step_->logits_stride = (int64_t)logits.shape(1);
-    return compute(tape_, *step_);
+    return compute(tape_);
   }
 
   // Returns the highest slot of the cache that the step writes, or 0.
@@ -373,6 +383,7 @@ void bind_runtime(nb::module_& module) {
            "num_threads"_a, "The most that a step within these limits may need.")
       .def("__len__", &TapeBuilder::size);
   chain_bindings::bind(tape);
+  rounds_bindings::bind(tape);
   expert_bindings::bind(tape);
   latent_bindings::bind(tape);
   recurrent_bindings::bind(module, tape);

@@ -344,6 +344,11 @@ class Tape:
         Runs a step, and further ones from what each samples, as many as `lengths` says: runtime/chain.h. Returns the highest slot written, or 0.
         """
 
+    def rounds(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], block_size: int, drafter: tuple[Tape, int, int, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], int], features: tuple[int, int, Tape, int, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]] | None, tables: Sequence[tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]]], spans: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], stops: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], hurry: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int, int]:
+        """
+        Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. Returns how many, and the highest slots written in both caches, or 0.
+        """
+
     def route(self, logits: int, ids: int, weights: int, scoring: str, normalize: bool, scale: float, num_groups: int = 1, top_groups: int = 1, group_score: str = 'max', bias: int = 0) -> None: ...
 
     def experts(self, num_experts: int, gate_up: Matrix, down: Matrix, x: int, ids: int, weights: int, out: int, activation: str, limit: float = 0.0, alpha: float = 0.0, gate_up_bias: int = 0, down_bias: int = 0) -> None: ...

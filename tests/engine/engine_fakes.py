@@ -97,6 +97,9 @@ class FakeExecutor:
         self.num_overlapping = 0
         self.laid = []  # the last two batches
 
+    def hurry(self, asked: bool) -> None:
+        """A step has one round."""
+
     def lay_out(self, plan: StepPlan) -> None:
         """A step that is written into the arrays of the last one is what it would be in its own."""
         goes_on = self.batches.goes_on(plan)

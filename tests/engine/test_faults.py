@@ -278,6 +278,7 @@ class Tripping:
     observer = None
 
     def __init__(self, inner, trips):
+        self.hurry = inner.hurry
         self.inner, self.trips, self.plan, self.num_runs, self.failed = inner, trips, None, 0, 0
 
     def submit(self, plan):

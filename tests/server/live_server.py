@@ -79,7 +79,7 @@ class GatedExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
-        self.submit = inner.submit
+        self.submit, self.hurry = inner.submit, inner.hurry
         self._permits = threading.Semaphore(0)
         self._open = False
         self.num_started = 0
@@ -112,7 +112,7 @@ class FailingExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
-        self.submit = inner.submit
+        self.submit, self.hurry = inner.submit, inner.hurry
         self.broken = False
 
     def collect(self) -> StepResult:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.config import Choice
+from ridgeline.core.step import Rounds
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS
 
@@ -290,6 +291,15 @@ class ChainEnds(NamedTuple):
     fold: "Chaining | None" = None
 
 
+class RoundsOutput(NamedTuple):
+    """Holds the tokens of each round of a step, -1 where nothing was drafted, what was sampled from each of their rows,
+    and the taps of the last round."""
+
+    token_ids_RT: IntArray
+    sampled_RT: IntArray
+    taps_TW: Array | None = None
+
+
 class Chained(NamedTuple):
     """Holds what a chain of steps has sampled, -1 from where a row's tokens end, and what from where that was asked."""
 
@@ -309,5 +319,22 @@ class Chaining(Executable, Protocol):
         The rows to sample are of the last tokens of some spans, in order. `lengths_D`: of how many tokens each is the
         first, the longest first; the tables have blocks for all. `features_TW` are for the first step, later steps
         read its tap.
+        """
+        ...
+
+
+@runtime_checkable
+class Rounding(Executable, Protocol):
+    """An Executable that goes on by itself with what a drafter drafts behind the tokens that it verifies."""
+
+    def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
+        """Take what drafts from now on, over a cache of its own; return False where steps have one round with it."""
+        ...
+
+    def rounds(self, step: StepBatch, rounds: Rounds, hurry: IntArray) -> RoundsOutput:
+        """Compute a step, and further ones that verify what is drafted behind what came of each.
+
+        Each token has a row of logits, which samples by the row's metadata alone. No round begins where `hurry` [1],
+        which any thread writes, is not 0.
         """
         ...

@@ -8,9 +8,10 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +62,7 @@ class Span(NamedTuple):
     pooled: bool = False
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
     parents: tuple[int, ...] = ()  # of each optional token, an index of `token_ids`; (): each follows the one before
+    num_further: int = 0  # tokens behind it that further rounds of the step may compute, as `StepPlan.rounds` has it
     pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property
@@ -120,7 +122,8 @@ class Span(NamedTuple):
         token_ids = self.token_ids[: len(self.token_ids) - count]
         rows, optional = self.num_logit_rows - count, self.num_optional - count
         parents = self.parents[:optional]
-        return self._replace(token_ids=token_ids, num_logit_rows=rows, num_optional=optional, parents=parents)
+        changed = {"num_optional": optional, "parents": parents, "num_further": 0}
+        return self._replace(token_ids=token_ids, num_logit_rows=rows, **changed)
 
     def required(self) -> "Span":
         """Return the span without its optional tokens."""
@@ -261,6 +264,21 @@ class Decisions:
     head_waits: WaitReason | None = None
 
 
+class Rounds(NamedTuple):
+    """Says how a step goes on by itself: what drafts drafts as many tokens behind those that came, and so on.
+
+    `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
+    one of their `stop_ids`, nor where it could bring more tokens than their `room`.
+    """
+
+    most: int
+    room: Sequence[int]
+    stop_ids: Sequence[Collection[int]]
+    begins: Sequence[int]  # the position of each at which the drafter's text begins
+    tables: tuple[tuple[BlockTable, ...], ...]  # [group][span] of the drafter's cache, with blocks for all rounds
+    max_kept: int  # computed tokens of a draft that stay in that cache where they were right, at most
+
+
 class StepPlan(NamedTuple):
     """Everything an executor needs for one step, and what was decided on the way to it."""
 
@@ -277,10 +295,16 @@ class StepPlan(NamedTuple):
     follows: int = 0
     token_ids: Sequence[int] = ()  # of the spans, where it is the step before with every span, of one token, one on
     features_TW: Vectors | None = None  # hidden states of another model that the program reads
+    rounds: Rounds | None = None  # an executor may leave out those behind the first
 
     @property
     def num_tokens(self) -> int:
         return len(self.spans) if self.follows else sum([len(span.token_ids) for span in self.spans])
+
+    @property
+    def num_further(self) -> int:
+        """Return how many tokens the rounds behind the first may compute."""
+        return 0 if self.rounds is None else sum([span.num_further for span in self.spans])
 
 
 class SampledToken(NamedTuple):
@@ -291,6 +315,9 @@ class SampledToken(NamedTuple):
     logprob: TokenLogprob | None = None
     error: str | None = None
     weights: Weights | None = None
+
+
+Round = tuple[Span, Sequence[SampledToken]]  # of one sequence: what was verified, and sampled from each of its rows
 
 
 class StepResult(NamedTuple):
@@ -304,6 +331,8 @@ class StepResult(NamedTuple):
     sample_s: float = math.nan  # after it
     taps_TW: Vectors | None = None  # hidden states that the program keeps, side by side
     next_s: float = 0.0  # behind it, in which the next one was laid out before this was told
+    further: Mapping[int, Sequence[Round]] = MappingProxyType({})  # rounds behind the first, by sequence
+    num_rounds: int = 1  # `taps_TW` are those of the last one
 
 
 class DraftStats(NamedTuple):

@@ -238,7 +238,7 @@ class DraftControl:
         self,
         num_decodes: int,
         extra: int,
-        gained: int,
+        gained: float,
         seconds: float,
         asking_s: float | None,
         num_steps: int = 1,

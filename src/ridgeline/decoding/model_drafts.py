@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import StepPlan, StepResult, Vectors
+from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
-from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, TreeDrafter
+from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView
 
@@ -38,14 +38,18 @@ class ModelDrafts:
         self.method, self.drafter = method, drafter
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
+        self._going_on = drafter if isinstance(drafter, RoundsDrafter) else None
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
         self._unseen = deque[tuple[StepPlan, list[Vectors]]]()  # hidden states of steps, each going on from the first
         self._num_unseen = 0  # rows of them
         self.is_behind = False  # whether these cannot wait until somebody is drafted for
 
-    def observe(self, plan: StepPlan, result: StepResult) -> None:
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
-        later does not tell how much of it was right."""
+        later does not tell how much of it was right. Of several rounds the last one is looked at."""
+        if result.further:
+            plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
+            self._went_on(running, plan.spans)
         if (taps_TW := result.taps_TW) is None:
             return
         first, taps = self._unseen[-1] if self._unseen else (plan, list[Vectors]())
@@ -101,6 +105,26 @@ class ModelDrafts:
             return {}
         self.failures = 0
         return drafts
+
+    def rounds(self, asked: Sequence[DraftRequest], most: int) -> Rounds | None:
+        """Return how a step goes on that verifies drafts of so many tokens, as they were just made; None: it ends."""
+        try:
+            return None if self._going_on is None else self._going_on.rounds(asked, most)
+        except Exception:
+            self.failures += 1
+            log.exception("a step that verifies drafts does not go on by itself")
+            return None
+
+    def _went_on(self, running: Sequence[SequenceView], last: Sequence[Span]) -> None:
+        """Take in where the drafter is behind several rounds, the last ones being of these spans."""
+        views = {view.seq_id: view for view in running}
+        for span in last:
+            if (view := views.get(span.seq_id)) is not None and self._going_on is not None:
+                try:
+                    self._going_on.went_on(view, span)
+                except Exception:
+                    log.exception("rounds could not be taken in")
+                    self.drafter.forget(view)
 
     def lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
         """Ask for one token more: of the first that may have one, or of who lags least where none is asked."""

@@ -120,6 +120,12 @@ class Sampler:
         """Whether the backend samples all rows whose metadata were asked for last."""
         return self._last is not None and len(self._last.plain) == len(self._last.rows)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether that is so, and nothing more of these rows is asked for, looked at or verified."""
+        last = self._last
+        return last is not None and last.bare and not (last.masks or last.checked or last.drafted)
+
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:

@@ -7,7 +7,7 @@ while committing, and knows nothing else about how tokens come to be.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
 
@@ -94,8 +94,15 @@ class Strategy(Protocol):
         """
         ...
 
+    def rounds(self, spans: Sequence[Span]) -> Rounds | None:
+        """Return how a step of these spans goes on by itself, where all of them have room for further rounds."""
+        ...
+
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
-        """Return what comes of the decisions on the sequence's `rows`; not called where there were none."""
+        """Return what comes of the decisions on the sequence's `rows`; not called where there were none.
+
+        Of a step of several rounds, the span of each is taken in by itself.
+        """
         ...
 
     def pool(self, view: SequenceView, span: Span, rows_RH: Vectors) -> Vectors | None:

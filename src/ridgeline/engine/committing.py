@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import Round, SampledToken, Span, StepPlan, StepResult, Vectors
 from ridgeline.engine.beams import Search
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
@@ -91,11 +91,13 @@ class StepCommit:
                 if span.pooled:
                     self._pooled(seq, span, vectors[seq.seq_id])
                 else:
-                    self._span(seq, span, sampled)
+                    self._span(seq, span, sampled, result.further.get(seq.seq_id, ()))
             except Exception as error:
                 self.scheduler.fault(seq, error)
 
-    def _span(self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]]) -> None:
+    def _span(
+        self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]], further: Items[Round] = ()
+    ) -> None:
         """Accept, append, commit to the cache what is final, then fork: in this order, so that what is final and
         what is known agree."""
         tokens = sampled.get(seq.seq_id)
@@ -115,10 +117,20 @@ class StepCommit:
         if span.num_optional:
             num_accepted = accepted.num_final - (span.num_tokens - span.num_optional)
             seq.drafted.add(accepted.method, span.num_optional, num_accepted)
-        if accepted.num_final < span.num_tokens:
-            self.scheduler.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)
-        end = min(span.start + accepted.num_final, len(seq.token_ids))
+        num_final = accepted.num_final
+        for behind, tokens in further:
+            if ends is not None:
+                break
+            accepted = self.scheduler.strategy.accept(seq, behind, tokens)
+            if self._end_if_broken(seq, accepted.tokens, sampled):
+                return
+            seq.drafted.add(accepted.method, behind.num_optional, accepted.num_final - 1)
+            ends = self._extend(seq, accepted.tokens)
+            num_final += accepted.num_final
+        if num_final < span.num_tokens + span.num_further:
+            self.scheduler.num_final[seq.seq_id] = num_final
+        end = min(span.start + num_final, len(seq.token_ids))
         self._commit(seq, end, end - span.start if span.num_optional else 0)
         for sibling in self._forked(seq) if seq.siblings else ():
             self.scheduler.insert_running(sibling)

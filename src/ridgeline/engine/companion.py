@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.backends.base import Backend, BackendPlan, ModelSource
 from ridgeline.backends.select import select
-from ridgeline.backends.step import ChainEnds, Chaining, Executable
+from ridgeline.backends.step import ChainEnds, Chaining, Executable, Rounding
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
@@ -86,8 +86,8 @@ class CompanionPlan:
         if states:
             sizing = choose_sizes(self.plan, config, states, length, all_rows=False)
         caches = CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching)
-        opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
-        executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
+        drafter = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
+        executor = InlineExecutor(drafter, Sampler(), sizing.layout, clock)
         compute, fold, source = executor.compute, None, self.source
         ends, chain = ChainEnds(self.vocab_size, source.token_ids_V if source else None), executor.chain
         if source is not None:
@@ -99,9 +99,11 @@ class CompanionPlan:
             if source.token_ids_V is not None:
                 compute = partial(_renamed, compute, source.token_ids_V)
         of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
+        drafts = drafter if self.mask_id is None and not of_head[0] else None
+        goes_on = drafts is not None and isinstance(executable, Rounding) and executable.goes_on_with(drafts, ends)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        rest = (self.branches, partial(chain, ends), self.mask_id)
+        rest = (self.branches, partial(chain, ends), self.mask_id, goes_on)
         return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *rest)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:

@@ -12,15 +12,26 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ridgeline.backends.step import Chained, ChainEnds, Chaining, Executable, Overlapping, StepBatch, StepOutput
+from ridgeline.backends.step import (
+    Chained,
+    ChainEnds,
+    Chaining,
+    Executable,
+    Overlapping,
+    Rounding,
+    StepBatch,
+    StepOutput,
+)
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import PENDING, SampledToken, StepPlan, StepResult
+from ridgeline.core.step import PENDING, Round, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.checking import Checked, check_tokens
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
+
+_NO_LOGITS_RV = np.empty((0, 0), dtype=np.float32)  # where tokens are sampled within a step, and nobody asks for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,10 @@ class Executor(Protocol):
         """Compute a plan at once, before those that are in flight."""
         ...
 
+    def hurry(self, asked: bool) -> None:
+        """Begin no further round of a step while that is `asked`; any thread."""
+        ...
+
     def facts(self) -> Mapping[str, Choice]:
         """Return `Executable.facts`."""
         ...
@@ -98,6 +113,8 @@ class InlineExecutor:
         self.observer: StepObserver | None = None
         self._executable = executable
         self._chaining = executable if isinstance(executable, Chaining) else None  # to ask takes as long as to plan
+        self._rounding = executable if isinstance(executable, Rounding) else None
+        self._hurry = np.zeros(1, dtype=np.int64)
         self._sampler = sampler
         self._layout = layout
         self._batches = BatchBuilder(layout)
@@ -114,12 +131,17 @@ class InlineExecutor:
     def collect(self) -> StepResult:
         return self.compute(self._queued.popleft())
 
+    def hurry(self, asked: bool) -> None:
+        self._hurry[0] = asked
+
     def compute(self, plan: StepPlan) -> StepResult:
         try:
             start_s = self._clock()
             batch = self._built(plan)
             self._sampler.write_masks(batch.sampling)
             built_s, ops = self._clock(), ()
+            if self._has_rounds(plan):
+                return self._rounds(plan, batch, built_s - start_s, built_s)
             if self._times_ops and plan.features_TW is None:
                 output, ops = self._executable.timed(batch)
             else:
@@ -156,6 +178,35 @@ class InlineExecutor:
         batch, trials = self._batches.build(plan, sampling), self._sampler.trials()
         return batch if trials is None else replace(batch, trials=trials)
 
+    def _has_rounds(self, plan: StepPlan) -> bool:
+        """Tell whether a plan that is laid out is computed in several rounds."""
+        return plan.rounds is not None and self._rounding is not None and self._sampler.is_bare and not self._times_ops
+
+    def _rounds(self, plan: StepPlan, batch: StepBatch, batch_s: float, built_s: float) -> StepResult:
+        """Return the result of a step that goes on by itself."""
+        assert self._rounding is not None and plan.rounds is not None, "it has rounds"
+        ran = self._rounding.rounds(batch, plan.rounds, self._hurry)
+        result = self._sampled(plan, StepOutput(_NO_LOGITS_RV, ran.sampled_RT[0], taps_TW=ran.taps_TW), (), batch_s, built_s)
+        num_rounds = len(ran.token_ids_RT)
+        if num_rounds == 1:
+            return result
+        tokens_RT = [result.samples]
+        for sampled_T in ran.sampled_RT[1:]:
+            tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T), plan.samples)[0])
+        further: dict[int, list[Round]] = {}
+        drafted_RT, row = ran.token_ids_RT.tolist(), 0
+        for span in plan.spans:
+            end, verified = row + span.num_tokens, span
+            rounds = further[span.seq_id] = list[Round]()
+            for number in range(1, num_rounds):
+                last = tokens_RT[number - 1][row:end]
+                start = verified.start + 1 + len(verified.way(lambda _, depth: last[depth].token_id))
+                changed = {"start": start, "token_ids": drafted_RT[number][row:end], "num_further": 0}
+                verified = verified._replace(**changed)
+                rounds.append((verified, tokens_RT[number][row:end]))
+            row = end
+        return result._replace(further=further, num_rounds=num_rounds)
+
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
         self._batches = BatchBuilder(self._layout)
@@ -179,7 +230,8 @@ class OverlappedExecutor(InlineExecutor):
 
     The caller helps with what is left of the step when it collects it. The next one starts before `collect` returns;
     where it goes on from this one token by token, it is laid out before that and starts as this one ends. A step whose
-    ops are timed is computed as it is collected: some of its ops would else be as slow as the caller is late.
+    ops are timed is computed as it is collected: some of its ops would else be as slow as the caller is late. So is one
+    of several rounds.
     """
 
     depth = 2
@@ -196,7 +248,7 @@ class OverlappedExecutor(InlineExecutor):
         super().submit(plan)
         if self._started is None:
             self._start_next()
-        elif not (self._following or self._started.timed or self._times_ops) and self._batches.goes_on(plan):
+        elif not (self._following or self._started.timed or self._started.rounds or self._times_ops) and self._batches.goes_on(plan):
             self._follow(plan)
 
     def collect(self) -> StepResult:
@@ -204,19 +256,13 @@ class OverlappedExecutor(InlineExecutor):
         try:
             if self._started is None:  # it failed to start, or a step before it failed
                 self._started = self._start(plan)
-            (batch, batch_s, built_s, checked, timed), self._started = self._started, None
+            started, self._started = self._started, None
             following, self._following = self._following, None
-            self._sampler.write_masks(batch.sampling)
-            if timed:
-                built_s = self._clock()
-                (output, ops), goes_on = self._executable.timed(batch), False
+            self._sampler.write_masks(started.batch.sampling)
+            if started.rounds:
+                result = self._rounds(plan, started.batch, started.batch_s, self._clock())
             else:
-                (output, goes_on), ops = self._overlapping.finish(), ()
-            if following is None:
-                check_tokens(checked, output)
-            if goes_on and following is not None:
-                self._started = following._replace(began_s=self._clock())
-            result = self._sampled(plan, output, ops, batch_s, built_s)
+                result = self._finished(plan, started, following)
         except Exception:
             self._started = None  # one that was begun meanwhile is computed again
             self._forget()
@@ -230,6 +276,20 @@ class OverlappedExecutor(InlineExecutor):
         self._samples += result.samples
         return result
 
+    def _finished(self, plan: StepPlan, started: "_Started", following: "_Started | None") -> StepResult:
+        """Return the result of a step that was started, and note whether the one that follows was."""
+        batch, batch_s, built_s, checked, timed, _ = started
+        if timed:
+            built_s = self._clock()
+            (output, ops), goes_on = self._executable.timed(batch), False
+        else:
+            (output, goes_on), ops = self._overlapping.finish(), ()
+        if following is None:
+            check_tokens(checked, output)
+        if goes_on and following is not None:
+            self._started = following._replace(began_s=self._clock())
+        return self._sampled(plan, output, ops, batch_s, built_s)
+
     def _start_next(self) -> None:
         """Start the oldest plan, unless one runs; why it fails is said where it is collected."""
         if self._queued and self._started is None:
@@ -242,9 +302,10 @@ class OverlappedExecutor(InlineExecutor):
         start_s = self._clock()
         batch = self._built(plan)
         built_s = self._clock()
-        if not (timed := self._times_ops):
+        rounds = self._has_rounds(plan)
+        if not (timed := self._times_ops) and not rounds:
             self._overlapping.start(batch)
-        return _Started(batch, built_s - start_s, built_s, checked=self._sampler.checked, timed=timed)
+        return _Started(batch, built_s - start_s, built_s, self._sampler.checked, timed, rounds)
 
     def _follow(self, plan: StepPlan) -> None:
         """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
@@ -272,13 +333,15 @@ class OverlappedExecutor(InlineExecutor):
 
 
 class _Started(NamedTuple):
-    """A step that is computed, one that is `timed` only laid out: the seconds of that, and when it began."""
+    """A step that is computed, one that is `timed` or has `rounds` only laid out: the seconds of that, and when it
+    began."""
 
     batch: StepBatch
     batch_s: float
     began_s: float = 0.0
     checked: Sequence[Checked] = ()
     timed: bool = False
+    rounds: bool = False
 
 
 def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:

@@ -45,6 +45,8 @@ STEP_FIELDS = (
     *((name, "i4") for name in ("num_tokens", "num_spans", "num_rows", "num_copies")),
     ("head_waits", "i4"),  # index into WAIT_REASONS
     ("client_slots", "i4"),  # that a client might have of them; -1: all
+    ("max_rounds", "i4"),  # of drafting and verifying, of which its tokens and rows are those of all
+    ("num_rounds", "i4"),  # of these, which were computed
 )
 SPAN_FIELDS = (
     ("seq_id", "i8"),
@@ -88,10 +90,11 @@ SAME_S = 1e-6  # between times that are the same, and were added up
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
-def load_of(spans: Records) -> Load:
-    """Return what a step of these spans has to compute."""
-    ends = spans["start"] + spans["num_tokens"]
-    return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+def load_of(spans: Records, max_rounds: int = 1) -> Load:
+    """Return what a step of these spans has to compute, and the first one of several rounds."""
+    lengths = spans["num_tokens"] // max_rounds
+    ends = spans["start"] + lengths
+    return Load(tuple(zip(lengths.tolist(), ends.tolist())), int(spans["num_rows"].sum()) // max_rounds)
 
 
 def planned_load(plan: StepPlan) -> Load:
@@ -119,7 +122,7 @@ def _between_s(steps: Records) -> npt.NDArray[np.float64]:
 def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, Behind, float]]:
     """Yield what each step computed, what is around it, and its seconds; `spans` begin with the first one's.
 
-    Where planning took no time, as in a simulation, nothing tells when the next one was planned.
+    Several rounds are as many steps, of which one is yielded. Where planning took no time, as in a simulation, nothing tells when the next one was planned.
     """
     last: set[int] = set()
     is_ahead_N = (_between_s(steps) < SAME_S) & (steps["plan_s"][1:] > 0) & (depth > 1)
@@ -127,7 +130,8 @@ def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Lo
     for step, seconds, plans in zip(steps, step_seconds(steps, depth).tolist(), plans_N.tolist()):
         found = spans_of(step, spans, int(steps["first_span"][0]))
         seq_ids = set(found["seq_id"].tolist())
-        yield load_of(found), Behind(int(step["span_shift"]), not last <= seq_ids, plans), seconds
+        behind = Behind(int(step["span_shift"]), not last <= seq_ids, plans)
+        yield load_of(found, int(step["max_rounds"])), behind, seconds / int(step["num_rounds"])
         last = seq_ids
 
 
@@ -257,7 +261,8 @@ class Journal:
         committing_s, rendering_s = committed_s - ran_s, end_s - committed_s
         taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, rendering_s
         slots = -1 if client_slots is None else client_slots
-        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits], slots
+        rounds = 1 if plan.rounds is None else plan.rounds.most, result.num_rounds
+        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits], slots, *rounds
         self.steps.append(plan.step, start_s, *taken_s, self._first_span, self._shift, *counts, *blocks)
         totals = self._totals
         totals.plan_s += planning_s
@@ -265,8 +270,8 @@ class Journal:
         totals.commit_s += committing_s
         totals.render_s += rendering_s
         totals.num_steps += 1
-        totals.num_computed_tokens += num_tokens
-        totals.num_sampled_tokens += len(samples)
+        totals.num_computed_tokens += num_tokens * result.num_rounds // rounds[0]
+        totals.num_sampled_tokens += len(samples) * result.num_rounds
 
     def rendered(self, seconds: float) -> None:
         """Record that what was left to render of the last step took so long."""
@@ -306,7 +311,7 @@ class Journal:
     def _anew(self, plan: StepPlan, num_final: Mapping[int, int]) -> tuple[int, int]:
         """Write the plan's spans, unless they are those of the last step one token on; return tokens and rows."""
         seq_ids = [span.seq_id for span in plan.spans]
-        num_tokens = plan.num_tokens
+        num_tokens = plan.num_tokens + plan.num_further
         one_each = num_tokens == len(seq_ids) == len(plan.samples)
         if one_each and seq_ids == self._last_seq_ids and not plan.decisions.admitted:
             self._shift += 1
@@ -321,9 +326,10 @@ class Journal:
         num_rows = 0
         append = self.spans.append
         for span in plan.spans:
-            count, seq_id = len(span.token_ids), span.seq_id
-            append(seq_id, span.start, count, span.num_logit_rows, num_final.get(seq_id, count), span.adapter % SLOTS)
-            num_rows += span.num_logit_rows
+            further = 0 if plan.rounds is None else span.num_further
+            count, rows, seq_id = len(span.token_ids) + further, span.num_logit_rows + further, span.seq_id
+            append(seq_id, span.start, count, rows, num_final.get(seq_id, count), span.adapter % SLOTS)
+            num_rows += rows
         return num_rows
 
     def _decisions(self, plan: StepPlan) -> None:

@@ -79,19 +79,19 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, from any thread."""
-        self._inbox.put(partial(self._add, request))
+        self._tell(partial(self._add, request))
 
     def abort(self, request_id: str) -> None:
         """End a request, from any thread; unknown and finished ones are ignored."""
-        self._inbox.put(partial(self.scheduler.finish, request_id, None, FinishReason.ABORT))
+        self._tell(partial(self.scheduler.finish, request_id, None, FinishReason.ABORT))
 
     def hold(self, request_id: str, held: bool) -> None:
         """Compute no more of a request until it is not `held`, from any thread; it stays open."""
-        self._inbox.put(partial(self.scheduler.hold, request_id, held))
+        self._tell(partial(self.scheduler.hold, request_id, held))
 
     def wake(self) -> None:
         """Wake a waiting loop to look around, from any thread."""
-        self._inbox.put(list)
+        self._tell(list)
 
     def close(self) -> None:
         """Finish the recording of the journal. Call it where no step comes any more."""
@@ -178,8 +178,14 @@ class EngineLoop:
         self._unheard += message()
         self._publish()
 
+    def _tell(self, message: Message) -> None:
+        """Put a message in the inbox, from any thread; no step goes on for long before it is read."""
+        self._inbox.put(message)
+        self._executor.hurry(True)
+
     def _take_in(self) -> None:
         """Take in messages and passed deadlines."""
+        self._executor.hurry(False)  # first: what comes from here on is waited for
         while not self._inbox.empty():
             self._unheard += self._inbox.get()()
         self._unheard += self.scheduler.expire()

@@ -75,7 +75,7 @@ class StepDraft:
         if flights is not None:
             step, last = flights[-1]
             if (end := last.end) >= len(seq.token_ids):  # as `Strategy.one_token` has it
-                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), step))
+                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), 0, step))
             seq = replace(seq, num_computed=end)
         span = self.next_span(seq, num_behind)
         return self.next_span(seq) if span is None and not self.spans else span
@@ -103,11 +103,14 @@ class StepDraft:
         span = span.shortened(min(max(span.num_logit_rows - max_rows, 0), span.num_optional))
         while span.end > end and span.num_optional:
             span = span.shortened(1)
-        return span
+        return span._replace(num_further=0) if span.end + span.num_further > self.max_model_len else span
 
     def place(self, seq: Sequence, span: Span) -> bool:
         """Reserve blocks for `span`, or for its required tokens; False, with nothing changed, where blocks lack."""
-        copies = self.cache.reserve(seq.seq_id, span.end)
+        copies = self.cache.reserve(seq.seq_id, span.end + span.num_further)
+        if copies is None and span.num_further:
+            span = span._replace(num_further=0)
+            copies = self.cache.reserve(seq.seq_id, span.end)
         if copies is None and span.num_optional:
             span = span.required()
             copies = self.cache.reserve(seq.seq_id, span.end)

@@ -150,6 +150,8 @@ class Scheduler:
         tables: list[tuple[BlockTable, ...]] = [self.cache.tables(seq.seq_id) for seq, _ in draft.spans]
         spans, by_group = tuple([span for _, span in draft.spans]), tuple(zip(*tables, strict=True))
         plan = StepPlan(self._step, spans, by_group, tuple(draft.copies), *rows, draft.decisions())
+        if all(span.num_further for span in spans):
+            plan = plan._replace(rounds=self.strategy.rounds(spans))
         self._take_off(plan)
         if (self._depth == 1 or self._chains) and self.strategy.one_token and is_decode(plan, self._running):
             self._decode = DecodeRun(plan, self._running, self.cache, self._depth, self._max_model_len)
@@ -193,7 +195,7 @@ class Scheduler:
             self._commit.decode(run, result)
         else:
             self._commit.spans(landed(plan, self._running, self._in_flight), plan, result)
-        self._pacing.observe(plan, seconds)
+        self._pacing.observe(plan, seconds / result.num_rounds)
         self.cap.observe(len(self._running), plan.num_tokens, self._clock())
         try:
             self.strategy.observe(plan, result, seconds)

@@ -111,6 +111,9 @@ class PricedExecutor:
     def collect(self) -> StepResult:
         return self.compute(self.queued.popleft())
 
+    def hurry(self, asked: bool) -> None:
+        """Do nothing: a step has one round."""
+
     def compute(self, plan: StepPlan) -> StepResult:
         self._clock.now_s += self._seconds(plan)
         token = self._token

@@ -16,11 +16,21 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
-from ridgeline.backends.step import Chained, ChainEnds, Check, IntArray, StepBatch, StepOutput
+from ridgeline.backends.step import (
+    Chained,
+    ChainEnds,
+    Check,
+    Executable,
+    IntArray,
+    RoundsOutput,
+    StepBatch,
+    StepOutput,
+)
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import WeightsLostError
+from ridgeline.core.step import BlockTable, Rounds
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
 from ridgeline.weights.load import StreamedWeights
@@ -85,6 +95,7 @@ class NativeExecutable:
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self.parts)
         self._logits: list[np.ndarray | None] = [None, None]  # of the last step, and of one before or behind it
+        self._drafting: tuple[NativeExecutable, ChainEnds] | None = None
         self._started: Started | None = None
         self._following: Started | None = None
         self._tape.sample(program.vocab_size)
@@ -201,6 +212,38 @@ class NativeExecutable:
         self._warmer.stay_ahead(highest_slot)
         return Chained(token_ids_KD, weights_KDV)
 
+    def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
+        fits = isinstance(drafter, NativeExecutable) and not any(g.kind == "recurrent" for g in self._layout.groups)
+        if not fits or (drafter._features is not None) != (ends.fold is not None):
+            return False
+        self._drafting = drafter, ends
+        return True
+
+    def rounds(self, step: StepBatch, rounds: Rounds, hurry: IntArray) -> RoundsOutput:
+        """Compute a step and those that verify what is drafted behind it, as `Rounding` has it, in one call."""
+        assert self._drafting is not None, "a drafter was given"
+        drafter, ends = self._drafting
+        self._copy_blocks(step)
+        num_tokens = len(step.token_ids_T)
+        token_ids_RT, sampled_RT = (np.empty((rounds.most, num_tokens), dtype=np.int64) for _ in range(2))
+        features, taps_TW = None, None
+        if drafter._features is not None:
+            fold, buffers = ends.fold, (drafter._features.buffer, drafter._taps[-1].buffer)
+            assert isinstance(fold, NativeExecutable) and fold._features and fold._result, "it makes features of others"
+            taps_TW = np.empty((num_tokens, self._taps_width), dtype=np.float32)
+            features = (*buffers, fold._tape, fold._features.buffer, fold._result.buffer, taps_TW)
+        by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_kept)
+        of_drafter = (drafter._tape, *by_ids, drafter._room(len(rounds.room)), drafter._program.vocab_size)
+        spans_2S = np.array([rounds.begins, rounds.room], dtype=np.int64)
+        stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]
+        stops_N2 = np.array(stops, dtype=np.int64).reshape(-1, 2)
+        rows = (self._room(len(step.logit_rows_R)), self._layout.block_size)
+        given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_2S, stops_N2, hurry)
+        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, token_ids_RT, sampled_RT)
+        self._warmer.stay_ahead(highest)
+        drafter._warmer.stay_ahead(of_drafts)
+        return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)
+
     def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
         self._copy_blocks(step)
         laid = self._laid(step, timed=timed)
@@ -248,3 +291,11 @@ class NativeExecutable:
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)
         return self._tape.view(place.buffer, count)
+
+
+def _table(tables: Sequence[BlockTable]) -> tuple[IntArray, IntArray]:
+    """Return the blocks of tables [S, B], padded with 0, and the position of the first token of each [S]."""
+    tables_SB = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
+    for row_B, table in zip(tables_SB, tables):
+        row_B[: len(table.blocks)] = table.blocks
+    return tables_SB, np.array([table.first_token for table in tables], dtype=np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 from ridgeline.backends.step import Chained
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice
-from ridgeline.core.step import IntArray, StepPlan, StepResult, Vectors, Weights
+from ridgeline.core.step import IntArray, Rounds, Span, StepPlan, StepResult, Vectors, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -49,6 +49,7 @@ class Companion:
     branches: bool = True  # whether the target verifies trees
     chain: Chain | None = None
     mask_id: int | None = None
+    goes_on: bool = False  # whether steps of the target have several rounds with what this drafts
 
 
 class DraftRequest(NamedTuple):
@@ -100,6 +101,22 @@ class Drafter(Protocol):
 
     def forget(self, view: SequenceView) -> None:
         """Forget the sequence: it has ended."""
+        ...
+
+
+@runtime_checkable
+class RoundsDrafter(Drafter, Protocol):
+    """A drafter that drafts within the target's steps, behind what comes of each round."""
+
+    def rounds(self, asked: Sequence[DraftRequest], most: int) -> Rounds | None:
+        """Return how a step goes on that verifies drafts of so many tokens, as they were just made: `most` rounds.
+
+        None where it does not, or blocks lack.
+        """
+        ...
+
+    def went_on(self, view: SequenceView, last: Span) -> None:
+        """Take in that there were several rounds, of which this one was the last; what came of it is known."""
         ...
 
 

@@ -106,6 +106,26 @@ class DraftModel:
             self._follow(chains)
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
+    def rounds(self, asked: Sequence[DraftRequest], most: int) -> step.Rounds | None:
+        if not self._companion.goes_on:
+            return None
+        for view, num_tokens, _ in asked:
+            known = len(view.token_ids) - self._begins(view)
+            needed = known + num_tokens - 1 + (most - 1) * (num_tokens + 1)
+            if needed > self._companion.max_model_len or self._cache.reserve(view.seq_id, needed) is None:
+                return None
+        views = [request.view for request in asked]
+        requests, begins = [view.request for view in views], [self._begins(view) for view in views]
+        room = [r.max_tokens - len(view.token_ids) + len(r.prompt_ids) for r, view in zip(requests, views)]
+        tables = tuple(zip(*[self._cache.tables(view.seq_id) for view in views], strict=True))
+        return step.Rounds(most, room, [r.stop_ids for r in requests], begins, tables, self._max_right)
+
+    def went_on(self, view: SequenceView, last: step.Span) -> None:
+        if (resident := self._residents.get(view.seq_id)) is not None:
+            resident.num_computed = last.start - self._begins(view)
+            resident.drafted = list(last.token_ids[:-1])
+            self._cache.commit(view.seq_id, view.token_ids, resident.num_computed)
+
     def forget(self, view: SequenceView) -> None:
         self._silent.discard(view.seq_id)
         self._release(view.seq_id)

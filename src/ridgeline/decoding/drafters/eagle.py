@@ -86,6 +86,12 @@ class Eagle(DraftModel):
                 hidden.drop(end - most // 2)
                 hidden.begin = hidden.first
 
+    def went_on(self, view: SequenceView, last: Span) -> None:
+        super().went_on(view, last)
+        if (hidden := self._hidden.get(view.seq_id)) is not None:
+            hidden.chunks.clear()
+            hidden.first = hidden.end = last.start
+
     def forget(self, view: SequenceView) -> None:
         super().forget(view)
         self._hidden.pop(view.seq_id, None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
@@ -35,6 +35,9 @@ class Autoregressive:
         if span.end < len(view.token_ids):
             return ()
         return (sample_row(view, first_row + span.num_logit_rows - 1),)
+
+    def rounds(self, spans: Sequence[Span]) -> Rounds | None:
+        """Return None: no step goes on by itself."""
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         return Accepted(sampled, span.num_tokens)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
+from ridgeline.core.step import DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts
@@ -28,6 +28,7 @@ from ridgeline.spec.spec import DecoderSpec
 
 FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
+MAX_ROUNDS, MAX_ROUNDS_S = 8, 0.02  # of one step, whose tokens come together
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 
 
@@ -89,6 +90,8 @@ class Speculative(Autoregressive):
         self._running: Sequence[SequenceView] = ()  # as it was given last
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
+        self._going_on: Rounds | None = None  # how this step goes on by itself
+        self._landed_rounds, self._round_s = 1, MAX_ROUNDS_S  # of the last step with drafts, and what one of them took
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
@@ -118,6 +121,7 @@ class Speculative(Autoregressive):
             self._num_napped += 0 if window.num_begun else made
         self._idle = self._idle_steps = 0
         self._drafts.clear()
+        self._going_on = None
         if not self._any_asks(running):
             window.stop()
             return
@@ -134,11 +138,14 @@ class Speculative(Autoregressive):
         if control is not None and window.shape is not None:
             step_s = window.step_s(now_s)
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
-            control.step(*window.shape, self._num_right, step_s, self._asking_s, num_steps, self._lag)
+            rounds = self._landed_rounds
+            asking_s = None if self._asking_s is None else self._asking_s / rounds
+            gained, num_steps = self._num_right / rounds, num_steps * rounds
+            control.step(*window.shape, gained, step_s / rounds, asking_s, num_steps, self._lag)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
-        self._asking_s, self._num_right, self._lag = None, 0, 0
+        self._asking_s, self._num_right, self._lag, self._landed_rounds = None, 0, 0, 1
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
             if was_plain and nap > 0:
@@ -206,6 +213,17 @@ class Speculative(Autoregressive):
                 for key, found in model.draft(chosen, max_catch_up).items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
+                self._going_on = self._rounds(model, running)
+
+    def _rounds(self, model: ModelDrafts, running: Sequence[SequenceView]) -> Rounds | None:
+        """Return how the step goes on that verifies the drafts, where `model` has made one of each of `running`."""
+        drafts = [self._drafts.get(view.seq_id) for view in running]
+        asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
+        if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
+            return None
+        most = min(_rest(view) // (1 + num_tokens) for view, num_tokens, _ in asked)
+        most = min(most, MAX_ROUNDS, int(MAX_ROUNDS_S / max(self._round_s, MAX_ROUNDS_S / MAX_ROUNDS)))
+        return model.rounds(asked, most) if most > 1 else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -220,7 +238,13 @@ class Speculative(Autoregressive):
         if view.grammar is not None:
             guess = view.grammar.fitting(guess)
         tokens, num_guessed = [*span.token_ids, *guess], len(guess)
-        return span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
+        span = span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
+        if self._going_on is None or num_guessed < len(draft.token_ids):
+            return span
+        return span._replace(num_further=(self._going_on.most - 1) * span.num_tokens)
+
+    def rounds(self, spans: Sequence[Span]) -> Rounds | None:
+        return self._going_on if len(spans) == len(self._running) else None
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if not span.num_optional:
@@ -265,8 +289,10 @@ class Speculative(Autoregressive):
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
+        if self._drafts:
+            self._landed_rounds, self._round_s = result.num_rounds, seconds / result.num_rounds
         if self._model is not None:
-            self._model.observe(plan, result)
+            self._model.observe(self._running, plan, result)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             num_spans = len(plan.spans)
@@ -336,7 +362,7 @@ class Speculative(Autoregressive):
             return 0
         asked = view.request.params.speculation
         most = asked.num_speculative_tokens if asked is not None else None
-        rest = view.request.max_tokens - num_output - 1
+        rest = _rest(view) - 1
         return min(self._max_draft_tokens, rest, rest if most is None else most)
 
     def _by_rule(self, rule: str, view: SequenceView) -> bool:
@@ -385,3 +411,8 @@ def _budget(running: Sequence[SequenceView], room: Room) -> int:
     """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
     is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
     return 0 if is_busy else min(room.num_tokens, room.num_rows)
+
+
+def _rest(view: SequenceView) -> int:
+    """Return how many tokens an output may still get."""
+    return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)

@@ -1,0 +1,96 @@
+// Rounds of drafting and verifying for Python: a method of Tape.
+#pragma once
+
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/chain.h"
+#include "runtime/rounds.h"
+
+namespace ridgeline::rounds_bindings {
+
+// The tape of a drafter, the size of its blocks, from which token on there are none that both models have, what is meant
+// by the ids that it samples, how many computed tokens of a draft stay, its logits [S, width], and its own vocabulary.
+template <class Builder>
+using Drafter = std::tuple<Builder*, int64_t, int64_t, std::optional<Array<const int64_t, 1>>, int64_t, Array<float, 2>,
+                           int64_t>;
+// As of a chain, but for what the first step reads: that is written to the last array.
+template <class Builder>
+using Features = std::tuple<int, int, Builder*, int, int, Array<float, 2>>;
+using Tables = std::vector<std::pair<Array<const int64_t, 2>, Array<const int64_t, 1>>>;
+
+template <class Builder>
+RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features,
+                         const Tables& tables, const Array<const int64_t, 2>& spans, int64_t num_spans) {
+  const auto& [tape, block_size, vocab_size, token_ids, max_kept, logits, own_vocab] = drafter;
+  require(block_size > 0 && max_kept > 0, "a block has tokens, and one of a draft stays");
+  require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
+  require((int64_t)logits.shape(0) == num_spans, "a drafter has a row of logits for each span");
+  RoundsDrafter found{&tape->tape(), {}, {}, spans.data(), max_kept, logits.data(), (int64_t)logits.shape(1)};
+  found.chain.block_size = block_size;
+  found.chain.vocab_size = vocab_size;
+  found.chain.token_ids = token_ids ? token_ids->data() : nullptr;
+  if (features) {
+    const auto& [to, from, fold, reads, writes, taps] = *features;
+    chain_bindings::feed(found.chain, *tape, to, from, *fold, reads, writes);
+    require((int64_t)taps.shape(1) == found.chain.unfolded->width, "features are made of what is retained");
+  }
+  for (const auto& [tables_SB, first_token_S] : tables) {
+    require((int64_t)tables_SB.shape(0) == num_spans && (int64_t)first_token_S.shape(0) == num_spans,
+            "a drafter has a table for each span");
+    found.groups.push_back({nullptr, tables_SB.data(), (int64_t)tables_SB.shape(1), first_token_S.data()});
+  }
+  return found;
+}
+
+template <class Builder>
+std::tuple<int64_t, int64_t, int64_t> rounds(
+    Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits, int64_t block_size,
+    const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features, const Tables& tables,
+    const Array<const int64_t, 2>& spans, const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
+    const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled) {
+  return self.compute(block, logits, [&](Tape& tape, const Step& step) {
+    const auto num_tokens = (size_t)step.num_tokens;
+    require(token_ids.shape(0) > 0 && token_ids.shape(0) == sampled.shape(0) && token_ids.shape(1) == num_tokens &&
+                sampled.shape(1) == num_tokens,
+            "one place per round and token is needed");
+    require(spans.shape(0) == 2 && (int64_t)spans.shape(1) == step.num_spans, "a span has a begin and room");
+    require(stops.shape(1) == 2 && hurry.shape(0) == 1 && block_size > 0, "a stop is a span and a token");
+    const RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
+    RoundsOptions options{};
+    options.max_rounds = (int64_t)token_ids.shape(0);
+    options.block_size = block_size;
+    options.room = spans.data() + step.num_spans;
+    options.stops = stops.data();
+    options.num_stops = (int64_t)stops.shape(0);
+    options.hurry = hurry.data();
+    options.token_ids = token_ids.data();
+    options.sampled = sampled.data();
+    if (features) {
+      const Array<float, 2>& taps = std::get<5>(*features);
+      self.retained().check(taps, step.num_tokens);
+      options.taps = taps.data();
+      options.taps_width = (int64_t)taps.shape(1);
+      options.tap = [&] { self.retained().write(taps, step.num_tokens); };
+    }
+    return std::get<0>(drafter)->alone([&](Tape&) {
+      const WithoutGil unlocked;
+      const RoundsRun run = run_rounds(tape, step, own, options);
+      return std::tuple{run.num_rounds, run.highest_slot, run.drafter_highest_slot};
+    });
+  });
+}
+
+template <class Builder>
+void bind(nanobind::class_<Builder>& tape) {
+  using namespace nanobind::literals;
+  tape.def("rounds", &rounds<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "drafter"_a,
+           "features"_a.none(), "tables"_a, "spans"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
+           "sampled"_a.noconvert(),
+           "Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. "
+           "Returns how many, and the highest slots written in both caches, or 0.");
+}
+
+}  // namespace ridgeline::rounds_bindings

@@ -1,0 +1,247 @@
+#include "runtime/rounds.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <stdexcept>
+
+namespace ridgeline {
+namespace {
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+// The slots of positions `begin .. end` of a span.
+void add_slots(const GroupInputs& group, int64_t span, int64_t block_size, int64_t begin, int64_t end,
+               std::vector<int64_t>& slots) {
+  const int64_t first = group.first_token[span];
+  require(begin >= first && (end - 1 - first) / block_size < group.table_width, "rounds go beyond their blocks");
+  const int64_t* table = group.tables + span * group.table_width;
+  for (int64_t at = begin - first; at < end - first; at++)
+    slots.push_back(table[at / block_size] * block_size + at % block_size);
+}
+
+// One span of the step that verifies, and what came of it.
+struct Verified {
+  int64_t first_row, num_drafted;
+  int64_t position;   // of its first token
+  int64_t num_valid;  // drafted tokens that are some: the others are never right
+  int64_t num_right = 0, gained = 0;
+};
+
+class Rounds {
+ public:
+  Rounds(Tape& tape, const Step& step, const RoundsDrafter& drafter, const RoundsOptions& options)
+      : tape_(tape), step_(step), drafter_(drafter), options_(options) {
+    const auto spans = (size_t)step.num_spans;
+    require(spans && !step.adapters && !step.num_echoes && !step.has_masks, "rounds have neither adapters nor masks");
+    require(step.num_rows == step.num_tokens && step.num_sample_rows == step.num_tokens, "all tokens are sampled from");
+    rows_.assign(step.sample_rows, step.sample_rows + step.num_sample_rows);
+    for (int64_t t = 0; t < step.num_tokens; t++)
+      require(step.logit_rows[t] == t && rows_[(size_t)t].logit_row == t && !rows_[(size_t)t].trial,
+              "tokens are sampled from in their order");
+    for (size_t s = 0; s < spans; s++) {
+      const int64_t first = step.span_start[s], drafted = step.span_length[s] - 1;
+      require(drafted > 0 && step.bidirectional_block[s] == 1, "every span has drafted tokens");
+      spans_.push_back({first, drafted, step.positions[first], drafted});
+    }
+    tokens_.assign(step.token_ids, step.token_ids + step.num_tokens);
+    positions_.assign(step.positions, step.positions + step.num_tokens);
+    ends_.assign(step.kv_length, step.kv_length + spans);
+    order_.resize(spans);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](size_t a, size_t b) { return spans_[a].num_drafted > spans_[b].num_drafted; });
+    for (const size_t s : order_) lengths_.push_back(spans_[s].num_drafted);
+    slots_.resize(step.groups.size());
+    arrange_drafter();
+  }
+
+  RoundsRun run() {
+    RoundsRun done;
+    for (;; done.num_rounds++) {
+      done.highest_slot = std::max(done.highest_slot, step_.highest_slot());
+      verify(done.num_rounds);
+      if (done.num_rounds + 1 == options_.max_rounds || ends()) break;
+      done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft());
+      move_on();
+    }
+    done.num_rounds++;
+    return done;
+  }
+
+ private:
+  // What of the drafter's first step is the same in each round.
+  void arrange_drafter() {
+    const auto spans = spans_.size();
+    own_slots_.resize(drafter_.groups.size());
+    for (const GroupInputs& from : drafter_.groups) {
+      auto& [tables, first_token] = own_tables_.emplace_back();
+      for (const size_t s : order_) {
+        const int64_t* table = from.tables + (int64_t)s * from.table_width;
+        tables.insert(tables.end(), table, table + from.table_width);
+        first_token.push_back(from.first_token[s]);
+      }
+      own_.groups.push_back({nullptr, tables.data(), from.table_width, first_token.data()});
+    }
+    own_.num_spans = own_.num_rows = own_.num_sample_rows = (int64_t)spans;
+    own_.adapters = nullptr;
+    own_.num_echoes = 0;
+    own_.has_masks = false;
+    own_.logits = drafter_.logits;
+    own_.logits_stride = drafter_.logits_stride;
+    ones_.assign(spans, 1);
+    drafted_.resize((size_t)lengths_[0] * spans);
+  }
+
+  // Computes a step, and takes in which of its drafted tokens were right.
+  void verify(int64_t round) {
+    step_.sample_rows = rows_.data();
+    tape_.run(step_, 0, tape_.size(), nullptr);
+    if (options_.taps) options_.tap();
+    const int64_t count = step_.num_tokens;
+    int64_t* const token_ids = options_.token_ids + round * count;
+    std::copy_n(step_.token_ids, count, token_ids);
+    int64_t* const sampled = options_.sampled + round * count;
+    for (int64_t t = 0; t < count; t++) sampled[t] = rows_[(size_t)t].token;
+    sampled_ = sampled;
+    for (Verified& span : spans_) {
+      const int64_t first = span.first_row;
+      std::fill(token_ids + first + 1 + span.num_valid, token_ids + first + 1 + span.num_drafted, -1);
+      int64_t right = 0;
+      while (right < span.num_valid && sampled_[first + right] == step_.token_ids[first + right + 1]) right++;
+      span.num_right = right;
+      span.gained += right + 1;
+    }
+  }
+
+  // Whether nothing is to come behind what was verified.
+  bool ends() const {
+    if (std::atomic_ref(*const_cast<int64_t*>(options_.hurry)).load()) return true;
+    for (size_t s = 0; s < spans_.size(); s++) {
+      const Verified& span = spans_[s];
+      if (span.gained + span.num_drafted + 1 > options_.room[s]) return true;
+      for (int64_t i = 0; i <= span.num_right; i++) {
+        const int64_t token = sampled_[span.first_row + i];
+        if (token < 0 || token >= drafter_.chain.vocab_size) return true;
+        for (int64_t k = 0; k < options_.num_stops; k++)
+          if (options_.stops[2 * k] == (int64_t)s && options_.stops[2 * k + 1] == token) return true;
+      }
+    }
+    return false;
+  }
+
+  // Has the drafter compute what came, and draft behind it; returns the highest slot that it writes.
+  int64_t draft() {
+    own_tokens_.clear();
+    own_positions_.clear();
+    own_rows_.clear();
+    starts_.clear();
+    own_lengths_.clear();
+    own_ends_.clear();
+    last_.clear();
+    features_.clear();
+    for (auto& slots : own_slots_) slots.clear();
+    for (size_t r = 0; r < order_.size(); r++) add_to_draft(r);
+    for (size_t g = 0; g < own_slots_.size(); g++) own_.groups[g].write_slots = own_slots_[g].data();
+    own_.num_tokens = (int64_t)own_tokens_.size();
+    own_.token_ids = own_tokens_.data();
+    own_.positions = own_positions_.data();
+    own_.logit_rows = last_.data();
+    own_.span_start = starts_.data();
+    own_.span_length = own_lengths_.data();
+    own_.kv_length = own_ends_.data();
+    own_.bidirectional_block = ones_.data();
+    own_.sample_rows = own_rows_.data();
+    ChainOptions chain = drafter_.chain;
+    chain.lengths = lengths_.data();
+    chain.tokens = drafted_.data();
+    chain.first = features_.data();
+    return run_chain(*drafter_.tape, own_, chain);
+  }
+
+  // What the drafter computes of a span: the tokens that came, but for those which it drafted and has computed.
+  void add_to_draft(size_t r) {
+    const Verified& span = spans_[order_[r]];
+    const int64_t was = span.position - drafter_.begins[order_[r]];  // of the newest token, in the drafter's text
+    const int64_t kept = std::min(drafter_.max_kept, 1 + std::min(span.num_right, span.num_drafted - 1));
+    const int64_t begin = was + kept, end = was + span.num_right + 2;
+    starts_.push_back((int64_t)own_tokens_.size());
+    own_lengths_.push_back(end - begin);
+    own_ends_.push_back(end);
+    for (int64_t i = kept - 1; i <= span.num_right; i++) {
+      own_tokens_.push_back(sampled_[span.first_row + i]);
+      own_positions_.push_back(was + i + 1);
+      const float* tap = options_.taps + (span.first_row + i) * options_.taps_width;
+      if (options_.taps) features_.insert(features_.end(), tap, tap + options_.taps_width);
+    }
+    last_.push_back((int64_t)own_tokens_.size() - 1);
+    SampleRow row = rows_[(size_t)span.first_row];
+    row.num_output += (uint64_t)span.num_right + 1;
+    row.logit_row = (int64_t)r;
+    row.maxima = row.told = nullptr;
+    own_rows_.push_back(row);
+    for (size_t g = 0; g < own_slots_.size(); g++)
+      add_slots(own_.groups[g], (int64_t)r, drafter_.chain.block_size, begin, end, own_slots_[g]);
+  }
+
+  // Makes the step that of the tokens which came last, with what was drafted behind them.
+  void move_on() {
+    for (auto& slots : slots_) slots.clear();
+    for (size_t r = 0; r < order_.size(); r++) {
+      Verified& span = spans_[order_[r]];
+      int64_t* const tokens = tokens_.data() + span.first_row;
+      tokens[0] = sampled_[span.first_row + span.num_right];
+      span.num_valid = 0;
+      for (int64_t k = 0; k < span.num_drafted; k++) {
+        const int64_t token = drafted_[(size_t)k * order_.size() + r];
+        tokens[k + 1] = std::max<int64_t>(token, 0);
+        if (token >= 0 && span.num_valid == k) span.num_valid++;
+      }
+    }
+    for (size_t s = 0; s < spans_.size(); s++) {
+      Verified& span = spans_[s];
+      const int64_t came = span.num_right + 1, end = span.position + came + span.num_drafted + 1;
+      span.position += came;
+      ends_[s] = end;
+      for (int64_t k = 0; k <= span.num_drafted; k++) {
+        positions_[(size_t)(span.first_row + k)] = span.position + k;
+        rows_[(size_t)(span.first_row + k)].num_output += (uint64_t)came;
+      }
+      for (size_t g = 0; g < slots_.size(); g++)
+        add_slots(step_.groups[g], (int64_t)s, options_.block_size, span.position, end, slots_[g]);
+    }
+    step_.token_ids = tokens_.data();
+    step_.positions = positions_.data();
+    step_.kv_length = ends_.data();
+    for (size_t g = 0; g < slots_.size(); g++) step_.groups[g].write_slots = slots_[g].data();
+  }
+
+  Tape& tape_;
+  Step step_;
+  const RoundsDrafter& drafter_;
+  const RoundsOptions& options_;
+  std::vector<Verified> spans_;
+  std::vector<SampleRow> rows_;
+  std::vector<int64_t> tokens_, positions_, ends_;
+  std::vector<std::vector<int64_t>> slots_;
+  const int64_t* sampled_ = nullptr;  // in the last step
+
+  // The drafter's, the longest drafts first.
+  Step own_{};
+  std::vector<size_t> order_;
+  std::vector<int64_t> lengths_, drafted_, ones_, own_tokens_, own_positions_, starts_, own_lengths_, own_ends_, last_;
+  std::vector<SampleRow> own_rows_;
+  std::vector<float> features_;
+  std::vector<std::vector<int64_t>> own_slots_;
+  std::deque<std::pair<std::vector<int64_t>, std::vector<int64_t>>> own_tables_;
+};
+
+}  // namespace
+
+RoundsRun run_rounds(Tape& tape, const Step& step, const RoundsDrafter& drafter, const RoundsOptions& options) {
+  return Rounds(tape, step, drafter, options).run();
+}
+
+}  // namespace ridgeline

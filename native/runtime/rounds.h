@@ -1,0 +1,43 @@
+// A step that verifies drafted tokens, and further ones: a drafter goes on from what came of each.
+#pragma once
+
+#include <functional>
+
+#include "runtime/chain.h"
+
+namespace ridgeline {
+
+// What a drafter computes with; its rows are those of the spans of the step that verifies.
+struct RoundsDrafter {
+  Tape* tape;
+  ChainOptions chain;  // but for `lengths`, `tokens` and `first`
+  std::vector<GroupInputs> groups;  // tables and `first_token` of its cache, with blocks for all rounds
+  const int64_t* begins;            // [S] position of the model at which the drafter's text begins
+  int64_t max_kept;                 // computed tokens of a draft that stay where they were right, at most
+  float* logits;                    // [S, logits_stride]
+  int64_t logits_stride;
+};
+
+struct RoundsOptions {
+  int64_t max_rounds;
+  int64_t block_size;      // of the model's cache: the tables have blocks for all rounds
+  const int64_t* room;     // [S] tokens that a span's text may gain: no round begins that could bring more
+  const int64_t* stops;    // [num_stops, 2] a span, and a token that ends it: no round begins behind one
+  int64_t num_stops;
+  const int64_t* hurry;    // 1 from when no further round is to begin; any thread writes it
+  float* taps;             // [T, taps_width] gets, of each step, what the drafter reads; or null
+  int64_t taps_width;
+  std::function<void()> tap;  // writes them
+  int64_t* token_ids;      // [max_rounds, T] gets the tokens of each step
+  int64_t* sampled;        // [max_rounds, T] gets what was sampled from its rows
+};
+
+struct RoundsRun {
+  int64_t num_rounds = 0, highest_slot = 0, drafter_highest_slot = 0;
+};
+
+// Every token of `step` has a row of logits, and is sampled from in this order: the first of a span is known, the others
+// are drafted. Throws std::invalid_argument where that is not so, and where tables are too short.
+RoundsRun run_rounds(Tape& tape, const Step& step, const RoundsDrafter& drafter, const RoundsOptions& options);
+
+}  // namespace ridgeline
