@@ -25,7 +25,7 @@ from ridgeline.backends.step import (
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import PENDING, Round, SampledToken, StepPlan, StepResult
+from ridgeline.core.step import PENDING, Round, SampledToken, Span, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.checking import Checked, check_tokens
 from ridgeline.decoding.sampling import Sampler
@@ -186,26 +186,16 @@ class InlineExecutor:
         """Return the result of a step that goes on by itself."""
         assert self._rounding is not None and plan.rounds is not None, "it has rounds"
         ran = self._rounding.rounds(batch, plan.rounds, self._hurry)
-        result = self._sampled(plan, StepOutput(_NO_LOGITS_RV, ran.sampled_RT[0], taps_TW=ran.taps_TW), (), batch_s, built_s)
+        result = self._sampled(
+            plan, StepOutput(_NO_LOGITS_RV, ran.sampled_RT[0], taps_TW=ran.taps_TW), (), batch_s, built_s
+        )
         num_rounds = len(ran.token_ids_RT)
         if num_rounds == 1:
             return result
         tokens_RT = [result.samples]
         for sampled_T in ran.sampled_RT[1:]:
             tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T), plan.samples)[0])
-        further: dict[int, list[Round]] = {}
-        drafted_RT, row = ran.token_ids_RT.tolist(), 0
-        for span in plan.spans:
-            end, verified = row + span.num_tokens, span
-            rounds = further[span.seq_id] = list[Round]()
-            for number in range(1, num_rounds):
-                last = tokens_RT[number - 1][row:end]
-                start = verified.start + 1 + len(verified.way(lambda _, depth: last[depth].token_id))
-                changed = {"start": start, "token_ids": drafted_RT[number][row:end], "num_further": 0}
-                verified = verified._replace(**changed)
-                rounds.append((verified, tokens_RT[number][row:end]))
-            row = end
-        return result._replace(further=further, num_rounds=num_rounds)
+        return result._replace(further=_further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT), num_rounds=num_rounds)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
@@ -248,7 +238,9 @@ class OverlappedExecutor(InlineExecutor):
         super().submit(plan)
         if self._started is None:
             self._start_next()
-        elif not (self._following or self._started.timed or self._started.rounds or self._times_ops) and self._batches.goes_on(plan):
+        elif not (
+            self._following or self._started.timed or self._started.rounds or self._times_ops
+        ) and self._batches.goes_on(plan):
             self._follow(plan)
 
     def collect(self) -> StepResult:
@@ -349,3 +341,24 @@ def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, 
     if ahead and isinstance(executable, Overlapping) and executable.overlaps:
         return OverlappedExecutor(executable, Sampler(), layout, clock)
     return InlineExecutor(executable, Sampler(), layout, clock)
+
+
+def _further(
+    spans: Sequence[Span], token_ids_RT: Sequence[list[int]], sampled_RT: Sequence[Sequence[SampledToken]]
+) -> Mapping[int, Sequence[Round]]:
+    """Return the rounds behind the first by sequence, of the tokens that each verified and sampled."""
+    further: dict[int, list[Round]] = {}
+    row = 0
+    for first in spans:
+        rows, span = slice(row, row + first.num_tokens), first
+        rounds = further[first.seq_id] = list[Round]()
+        row = rows.stop
+        for token_ids_T, before_T, sampled_T in zip(token_ids_RT[1:], sampled_RT, sampled_RT[1:]):
+            came = span.way(partial(_is_drafted, before_T[rows]))
+            span = first._replace(start=span.start + 1 + len(came), token_ids=token_ids_T[rows], num_further=0)
+            rounds.append((span, sampled_T[rows]))
+    return further
+
+
+def _is_drafted(sampled: Sequence[SampledToken], _: int, depth: int) -> int:
+    return sampled[depth].token_id

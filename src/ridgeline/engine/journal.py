@@ -122,7 +122,8 @@ def _between_s(steps: Records) -> npt.NDArray[np.float64]:
 def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Load, Behind, float]]:
     """Yield what each step computed, what is around it, and its seconds; `spans` begin with the first one's.
 
-    Several rounds are as many steps, of which one is yielded. Where planning took no time, as in a simulation, nothing tells when the next one was planned.
+    Several rounds are as many steps, of which one is yielded. Where planning took no time, as in a simulation, nothing
+    tells when the next one was planned.
     """
     last: set[int] = set()
     is_ahead_N = (_between_s(steps) < SAME_S) & (steps["plan_s"][1:] > 0) & (depth > 1)

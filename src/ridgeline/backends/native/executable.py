@@ -213,11 +213,10 @@ class NativeExecutable:
         return Chained(token_ids_KD, weights_KDV)
 
     def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
-        fits = isinstance(drafter, NativeExecutable) and not any(g.kind == "recurrent" for g in self._layout.groups)
-        if not fits or (drafter._features is not None) != (ends.fold is not None):
+        if not isinstance(drafter, NativeExecutable) or any(g.kind == "recurrent" for g in self._layout.groups):
             return False
         self._drafting = drafter, ends
-        return True
+        return (drafter._features is None) == (ends.fold is None)
 
     def rounds(self, step: StepBatch, rounds: Rounds, hurry: IntArray) -> RoundsOutput:
         """Compute a step and those that verify what is drafted behind it, as `Rounding` has it, in one call."""

@@ -109,12 +109,14 @@ class DraftModel:
     def rounds(self, asked: Sequence[DraftRequest], most: int) -> step.Rounds | None:
         if not self._companion.goes_on:
             return None
-        for view, num_tokens, _ in asked:
-            known = len(view.token_ids) - self._begins(view)
-            needed = known + num_tokens - 1 + (most - 1) * (num_tokens + 1)
-            if needed > self._companion.max_model_len or self._cache.reserve(view.seq_id, needed) is None:
+        views, length = [request.view for request in asked], self._companion.max_model_len
+        ends = [len(view.token_ids) - self._begins(view) + count - 1 for view, count, _ in asked]
+        most = min(most, *(1 + (length - end) // (1 + request.num_tokens) for end, request in zip(ends, asked)))
+        if most < 2:
+            return None
+        for end, request in zip(ends, asked):
+            if self._cache.reserve(request.view.seq_id, end + (most - 1) * (1 + request.num_tokens)) is None:
                 return None
-        views = [request.view for request in asked]
         requests, begins = [view.request for view in views], [self._begins(view) for view in views]
         room = [r.max_tokens - len(view.token_ids) + len(r.prompt_ids) for r, view in zip(requests, views)]
         tables = tuple(zip(*[self._cache.tables(view.seq_id) for view in views], strict=True))

@@ -1,0 +1,181 @@
+"""Rounds of drafting and verifying in one native call: what comes of them is what comes of a round at a time."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from test_chains import speculate
+from tiny_models import build
+
+from cache_invariants import check_cache
+from drafting import TINY, drafter_of, prompts_of
+from ridgeline import LLM, SamplingParams
+from ridgeline.decoding.strategies import speculative
+
+pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3, "draft_quantize": "none"}
+FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
+CASES = [("llama", "early-exit"), *((family, drafter) for family in FAMILIES for drafter in ("draft", "eagle"))]
+MANY = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), 256)
+
+
+@pytest.fixture
+def at_most(monkeypatch):
+    """How many rounds a step has, however long they take."""
+
+    def set_most(most):
+        monkeypatch.setattr(speculative, "MAX_ROUNDS", most)
+        monkeypatch.setattr(speculative, "MAX_ROUNDS_S", 3600.0 if most > 1 else 1e-9)
+
+    return set_most
+
+
+def opened(model, drafter, folder, **options):
+    drafts = "early-exit:2" if drafter == "early-exit" else speculate(model, drafter, folder)
+    return LLM(str(model.folder.path), **TINY | MANY | FIXED | options, speculate=drafts)
+
+
+def mixed_params(count, **others):
+    """Greedy and sampled requests, of different lengths."""
+    temperatures = [0.0, 0.7, 1.0]
+    return [
+        SamplingParams(temperature=temperatures[i % 3], seed=i, max_tokens=21 + 9 * i, ignore_eos=True, **others)
+        for i in range(count)
+    ]
+
+
+def outcome(llm, prompts, params):
+    """(tokens of each output, counts of drafts, rounds that each step had)."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    loop, drafter = llm.engine.loop, drafter_of(llm)
+    check_cache(loop.scheduler.cache, {})
+    check_cache(drafter._cache)
+    tokens = [each.token_ids for output in outputs for each in output.outputs]
+    return tokens, dict(loop.scheduler.strategy.drafts()), loop.journal.steps.read()[1]["num_rounds"].tolist()
+
+
+@pytest.mark.parametrize(("family", "drafter"), CASES)
+def test_rounds_bring_what_steps_of_one_bring(family, drafter, at_most, tmp_path):
+    """One request, whose drafts are the very same ones, and several, of which one ends earlier than another."""
+    model = build(family, 3, tmp_path / "model")
+    for count in (1, 3):
+        prompts, params = prompts_of(model, count), mixed_params(count)
+        plain = LLM(str(model.folder.path), **TINY | MANY)
+        expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
+        found = []
+        for most in (1, 5):
+            at_most(most)
+            found.append(outcome(opened(model, drafter, tmp_path / "head"), prompts, params))
+        (tokens, stats, alone), (together, stats_again, rounds) = found
+        assert tokens == together == expected
+        assert max(alone) == 1 < max(rounds) <= 5
+        assert count > 1 or stats == stats_again
+
+
+@pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}], ids=str)
+def test_rounds_over_other_memory(options, at_most, tmp_path):
+    model = build("llama", 3, tmp_path / "model")
+    prompts, params = prompts_of(model), mixed_params(3)
+    expected = LLM(str(model.folder.path), **TINY | MANY | options).generate(prompts, params, use_tqdm=False)
+    at_most(8)
+    tokens, _, rounds = outcome(opened(model, "eagle", tmp_path / "head", **options), prompts, params)
+    assert tokens == [output.outputs[0].token_ids for output in expected] and max(rounds) > 1
+
+
+def test_a_token_that_stops_ends_its_rounds(at_most, tmp_path):
+    """What is behind it is neither computed further nor heard of."""
+    model = build("llama", 3, tmp_path / "model")
+    prompt = prompts_of(model, 1)
+    whole = LLM(str(model.folder.path), **TINY | MANY).generate(
+        prompt, SamplingParams(temperature=0.9, seed=1, max_tokens=40, ignore_eos=True), use_tqdm=False
+    )
+    token_ids = whole[0].outputs[0].token_ids
+    at = next(i for i in range(9, 40) if token_ids[i] not in token_ids[:i])
+    at_most(32)
+    llm = opened(model, "draft", tmp_path / "head")
+    stopping = SamplingParams(temperature=0.9, seed=1, max_tokens=40, ignore_eos=True, stop_token_ids=[token_ids[at]])
+    tokens, stats, rounds = outcome(llm, prompt, stopping)
+    assert tokens[0][: at] == token_ids[:at] and len(tokens[0]) <= at + 1
+    assert stats["draft"].num_drafts <= at and sum(rounds) <= at + 2
+
+
+def test_what_a_round_cannot_sample_is_a_step_of_one(at_most, tmp_path):
+    model = build("llama", 3, tmp_path / "model")
+    prompts = prompts_of(model)
+    at_most(8)
+    llm = opened(model, "draft", tmp_path / "head")
+    plain = LLM(str(model.folder.path), **TINY | MANY)
+    for others in ({"logprobs": 2}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}):
+        params = mixed_params(3, **others)
+        expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
+        tokens, _, rounds = outcome(llm, prompts, params)
+        assert tokens == expected and set(rounds) == {1}
+
+
+def test_a_message_ends_the_rounds(at_most, tmp_path, monkeypatch):
+    """A request that comes meanwhile is in the next plan; a step that nobody waits for goes on."""
+    model = build("llama", 3, tmp_path / "model")
+    at_most(8)
+    llm = opened(model, "draft", tmp_path / "head")
+    executor, prompts, params = llm.engine.executor, prompts_of(model, 1), mixed_params(1)
+    expected, _, rounds = outcome(llm, prompts, params)
+    assert max(rounds) > 1
+    calm = executor.hurry
+    monkeypatch.setattr(executor, "hurry", lambda asked: calm(True))
+    tokens, _, hurried = outcome(llm, prompts, params)
+    assert tokens == expected and set(hurried[len(rounds) :]) == {1}
+
+
+def test_blocks_that_lack_leave_one_round(at_most, tmp_path):
+    """Whoever needs the blocks gets them, and all texts are as they are with room."""
+    model = build("llama", 3, tmp_path / "model")
+    prompts, params = prompts_of(model), mixed_params(3)
+    expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts, params, use_tqdm=False)
+    at_most(8)
+    wide = opened(model, "draft", tmp_path / "head")
+    per_block = wide.engine.layout.total_bytes // wide.engine.layout.groups[0].num_blocks
+    few = opened(model, "draft", tmp_path / "head", max_model_len=64, kv_cache_bytes=40 * per_block)
+    tokens, _, rounds = outcome(few, prompts, params)
+    assert tokens == [output.outputs[0].token_ids for output in expected]
+    assert few.engine.loop.scheduler.stats().num_preemptions > 0 and max(rounds) > 1
+
+
+def test_a_drafter_that_fails_within_a_step_leaves_plain_ones(at_most, tmp_path, monkeypatch):
+    model = build("llama", 3, tmp_path / "model")
+    at_most(8)
+    llm = opened(model, "eagle", tmp_path / "head")
+    prompts, params = prompts_of(model), mixed_params(3)
+    expected, _, _ = outcome(llm, prompts, params)
+
+    def broken(view, last):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(drafter_of(llm), "went_on", broken)
+    tokens, _, _ = outcome(llm, prompts, params)
+    assert tokens == expected
+
+
+def test_a_journal_of_rounds_is_replayed(at_most, tmp_path):
+    from ridgeline.explain.replaying import replay
+
+    model = build("llama", 3, tmp_path / "model")
+    at_most(8)
+    llm = opened(model, "draft", tmp_path / "head", journal=str(tmp_path / "journal"))
+    _, _, rounds = outcome(llm, prompts_of(model), mixed_params(3))
+    llm.engine.loop.close()
+    found = replay(tmp_path / "journal")
+    assert found.difference == "" and found.num_steps == len(rounds) and max(rounds) > 1
+
+
+def test_rounds_are_timed_as_so_many_steps(at_most, tmp_path):
+    model = build("llama", 3, tmp_path / "model")
+    at_most(4)
+    llm = opened(model, "draft", tmp_path / "head")
+    outcome(llm, prompts_of(model, 1), mixed_params(1))
+    journal = llm.engine.loop.journal
+    steps = journal.steps.read()[1]
+    several = steps[steps["max_rounds"] > 1]
+    assert len(several) and np.array_equal(several["num_tokens"], 4 * several["max_rounds"])
+    assert journal.totals().num_computed_tokens == steps["num_tokens"][steps["max_rounds"] == 1].sum() + int(
+        (several["num_tokens"] * several["num_rounds"] // several["max_rounds"]).sum()
+    )
