@@ -12,13 +12,14 @@ import pytest
 from test_speculative import sequence
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult
+from ridgeline.core.step import Rounds, SampledToken, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Room
 
 OVERLAPPED, DRAFTED, CAUGHT_UP, VERIFIED, ASKED = 0.86, 0.25, 0.015, 0.05, 0.1
+BEGINS, ROUND, MORE = 1.1, 1.0, 0.11  # of a step of several rounds: itself, a round, and each of its drafted tokens
 PROMPT_TOKENS, CYCLE_TOKENS = 200, 20
 OUTSIDE, INSIDE = 0.5, 0.97  # the chance that a drafted token is right where the text is new, and in its loops
 
@@ -52,15 +53,17 @@ class Model:
         found = {}
         for view, count, _ in asked:
             machine, known = self.machine, len(view.token_ids)
-            machine.now_s += CAUGHT_UP * self.lag(view) + DRAFTED * count
+            machine.now_s += CAUGHT_UP * self.lag(view) + (0.0 if machine.rounds else DRAFTED * count)
             self.computed[view.seq_id] = known
-            draft = machine.tokens[known : known + count]
-            for i in range(len(draft)):
-                if machine.rng.random() > (machine.inside if machine.loops[known + i] else machine.outside):
-                    draft[i] = 5001
-            if draft:
+            if draft := machine.guess(known, count):
                 found[view.seq_id] = Drafted(draft)
         return found
+
+    def rounds(self, asked, most):
+        return Rounds(most, (), (), (), (), 1) if self.machine.rounds else None
+
+    def went_on(self, view, last):
+        self.computed[view.seq_id] = last.start
 
     def forget(self, view):
         self.computed.pop(view.seq_id, None)
@@ -69,11 +72,34 @@ class Model:
 class Machine:
     """Decodes one text after the other."""
 
-    def __init__(self, outside=OUTSIDE, seed=1):
+    def __init__(self, outside=OUTSIDE, seed=1, *, rounds=False):
+        self.rounds = rounds
         self.now_s, self.rng, self.outside, self.inside = 0.0, random.Random(seed), outside, INSIDE
         self.tokens, self.loops, self.num_texts = [], [], 0
         self.model = Model(self)
         self.strategy = Speculative({}, 24, DraftControl(), lambda: self.now_s, ("draft", self.model))
+
+    def guess(self, known, count):
+        """A draft of so many tokens behind those that are known."""
+        draft = self.tokens[known : known + count]
+        for i in range(len(draft)):
+            if self.rng.random() > (self.inside if self.loops[known + i] else self.outside):
+                draft[i] = 5001
+        return draft
+
+    def sampled(self, known, count):
+        """What the rows behind the last known token sample."""
+        rows = [self.tokens[i] if i < len(self.tokens) else 0 for i in range(known, known + count)]
+        return [SampledToken(self.num_texts, token) for token in rows]
+
+    def further(self, span, known, most):
+        """The rounds behind the first, of a sequence that has `known` tokens then."""
+        found, count = [], span.num_optional
+        while len(found) + 1 < most and known + count < len(self.tokens):
+            tokens = [0, *self.guess(known, count)]
+            found.append((span._replace(start=known - 1, token_ids=tokens), self.sampled(known, 1 + count)))
+            known += 1 + len(found[-1][0].way(lambda _, depth: found[-1][1][depth].token_id))
+        return found
 
     def run(self, parts):
         """Seconds that the tokens outside loops took, and those in loops."""
@@ -94,14 +120,21 @@ class Machine:
                     span = strategy.next_span(view, 512, score_all=False)
                 flights.append((span, len(flights) > 0))
             span, is_ahead = flights.popleft()
-            self.now_s += (OVERLAPPED if is_ahead else 1.0) + VERIFIED * span.num_optional
-            known = len(view.token_ids)
-            rows = [self.tokens[i] if i < len(self.tokens) else 0 for i in range(known, known + 1 + span.num_optional)]
-            sampled = [SampledToken(view.seq_id, token) for token in rows]
-            gained = strategy.accept(view, span, sampled).tokens
+            known, rounds = len(view.token_ids), strategy.rounds((span,))
+            gained = strategy.accept(view, span, self.sampled(known, 1 + span.num_optional)).tokens
+            further = () if rounds is None else self.further(span, known + len(gained), rounds.most)
+            for behind, sampled in further:
+                gained = [*gained, *strategy.accept(view, behind, sampled).tokens]
+            count = 1 + len(further)
+            if self.rounds and span.num_optional:
+                took = BEGINS + count * (ROUND + MORE * span.num_optional)
+            else:
+                took = (OVERLAPPED if is_ahead else 1.0) + VERIFIED * span.num_optional
+            self.now_s += took
             view.token_ids = self.tokens[: known + len(gained)]
             view.num_computed = len(view.token_ids) - 1
-            strategy.observe(StepPlan(1, (span,), (), (), ()), StepResult(1, ()), 0.0)
+            result = StepResult(1, (), further={view.seq_id: further} if further else {}, num_rounds=count)
+            strategy.observe(StepPlan(1, (span,), (), (), ()), result, took)
             in_loop = sum(self.loops[known : known + len(gained)]) / len(gained)
             for place, share in ((0, 1 - in_loop), (1, in_loop)):
                 took_s[place] += (self.now_s - landed_s) * share

@@ -250,7 +250,7 @@ def test_what_is_between_overlapped_steps_is_the_next_one_s_as_far_as_it_is_work
 def test_a_step_is_told_whether_the_next_one_is_planned_anew_while_it_runs():
     steps = np.zeros(5, [(name, "<" + kind) for name, kind in STEP_FIELDS])
     steps["run_s"], steps["plan_s"], steps["num_spans"], steps["span_shift"] = 2.0, 0.25, 1, [0, 1, 0, 1, 0]
-    steps["max_rounds"] = steps["num_rounds"] = 1
+    steps["num_rounds"] = 1
     steps["start_s"] = (
         np.array([1.0, 3.0, 5.0, 7.0, 9.5]) - steps["plan_s"]
     )  # the last one is planned behind the fourth

@@ -301,11 +301,6 @@ class StepPlan(NamedTuple):
     def num_tokens(self) -> int:
         return len(self.spans) if self.follows else sum([len(span.token_ids) for span in self.spans])
 
-    @property
-    def num_further(self) -> int:
-        """Return how many tokens the rounds behind the first may compute."""
-        return 0 if self.rounds is None else sum([span.num_further for span in self.spans])
-
 
 class SampledToken(NamedTuple):
     """The token sampled for a SampleRow; `error` is set, the token meaningless, if its logits are not finite."""

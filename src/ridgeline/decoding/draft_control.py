@@ -72,66 +72,75 @@ class _Shape:
         return change
 
 
+_Batch = tuple[int, bool]  # digits of the number of sequences, and whether a model computes the drafts
+
+
 class StepTimes:
     """Learns what steps without drafts take, as shares of a level that follows the machine's moods, and how many times
-    longer drafts make them: alike for numbers of sequences of as many binary digits.
+    longer drafts make them: alike for numbers of sequences of as many binary digits, and apart where a model computes
+    them.
     """
 
     def __init__(self) -> None:
         self._level_s = 0.0
         self._plain: dict[int, _Shape] = {}  # by sequences
-        self._drafted: dict[tuple[int, int], _Shape] = {}  # by digits of the number of sequences, and drafted tokens
-        self._known: dict[int, list[int]] = {}  # drafted tokens of the shapes that are known, by digits
+        self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
+        self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
-    def observe(self, num_decodes: int, extra: int, seconds: float) -> None:
+    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False) -> None:
         """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN."""
         self._level_s = self._level_s or seconds
         plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
-        digits = num_decodes.bit_length()
+        batch = _batch(num_decodes, extra, computed)
         shape, expected_s = plain, self._level_s
         if extra and plain.is_known:
-            shape, expected_s = self._drafted.setdefault((digits, extra), _Shape()), expected_s * plain.share
+            shape, expected_s = self._drafted.setdefault((batch, extra), _Shape()), expected_s * plain.share
         elif extra:
             return
         self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s)
         if extra > 0 and shape.num_steps == TRIALS:
-            insort(self._known.setdefault(digits, []), extra)
+            insort(self._known.setdefault(batch, []), extra)
 
-    def knows(self, num_decodes: int, extra: int) -> bool:
+    def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
         """Tell whether steps of that shape were seen often enough."""
-        shape = self._drafted.get((num_decodes.bit_length(), extra)) if extra else self._plain.get(num_decodes)
+        batch = _batch(num_decodes, extra, computed)
+        shape = self._drafted.get((batch, extra)) if extra else self._plain.get(num_decodes)
         return shape is not None and shape.is_known
 
     def plain_s(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts that is known."""
         return self._level_s * self._plain[num_decodes].share
 
-    def most_tried(self, num_decodes: int) -> int:
+    def most_tried(self, num_decodes: int, *, computed: bool = False) -> int:
         """Return how many drafted tokens a step may have: twice as many as are known, so that trying costs little."""
-        known = self._known.get(num_decodes.bit_length())
+        known = self._known.get(_batch(num_decodes, 1, computed))
         return 2 * known[-1] if known else FIRST_TRIED
 
-    def ratio(self, num_decodes: int, extra: int) -> float:
+    def ratio(self, num_decodes: int, extra: int, *, computed: bool = False) -> float:
         """Return how many times longer drafts make a step: between sizes that are known; beyond, growing as so far."""
-        digits = num_decodes.bit_length()
+        batch = _batch(num_decodes, extra, computed)
         if extra < 0:
-            return max(self._drafted[digits, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
-        known = self._known.get(digits, [])
+            return max(self._drafted[batch, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
+        known = self._known.get(batch, [])
         if not known:
             return 1 + PRIOR_SLOPE * extra
         place = bisect_left(known, extra)
         if place < len(known) and known[place] == extra:
-            return self._drafted[digits, extra].share
+            return self._drafted[batch, extra].share
         one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
         first, nearest = known[one], known[max(place - 1, 0)]
-        share = self._drafted[digits, first].share
+        share = self._drafted[batch, first].share
         slope = (share - 1) / first
         if one == other and extra > first:
             slope /= 2  # half of what one size takes more may be there with any
         elif one < other:
-            slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
-        share = self._drafted[digits, nearest].share
+            slope = (self._drafted[batch, known[other]].share - share) / (known[other] - first)
+        share = self._drafted[batch, nearest].share
         return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
+
+
+def _batch(num_decodes: int, extra: int, computed: bool) -> _Batch:
+    return num_decodes.bit_length(), computed and extra > 0
 
 
 @dataclass(slots=True)
@@ -222,7 +231,7 @@ class DraftControl:
     def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int | None = None) -> None:
         """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay.
 
-        `lag` is what the model first catches up with that would draft it.
+        `lag` is what the model first catches up with that would draft it; None: no model would.
         """
         self._is_promising = sum(survival) > PROMISING_TOKENS
         self._peeked.pop(seq_id, None)
@@ -230,7 +239,8 @@ class DraftControl:
             self._peeked[seq_id] = survival
             if self._can_pay(num_decodes, lag or 0):
                 enters = self.times.ratio(num_decodes, BETWEEN) - 1
-                self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+                given = list(self._peeked.values()), room, lag is not None
+                self._awake = any(self._choose(num_decodes, *given, 1.0, enters))
         grown = PEEK_STEPS if self._awake else min(max(2 * self._spacing, PEEK_STEPS), MAX_SPACING)
         self._spacing = 0 if lag is None else grown
 
@@ -243,11 +253,14 @@ class DraftControl:
         asking_s: float | None,
         num_steps: int = 1,
         lag: int = 0,
+        *,
+        computed: bool = False,
     ) -> None:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
-        `num_steps` that are alike it is the median. `lag` tokens were computed for drafts beside the newest ones.
+        `num_steps` that are alike it is the median. `lag` tokens were computed for drafts beside the newest ones, where
+        a model has `computed` these.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -262,18 +275,20 @@ class DraftControl:
         if asked and not extra:
             self._peeked.clear()
         if lag <= MAX_LAG:
-            self.times.observe(num_decodes, kind, seconds)
+            self.times.observe(num_decodes, kind, seconds, computed=computed)
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
         if lag > MAX_LAG:
-            self._catch_up.observe(max(seconds / step_s - self.times.ratio(num_decodes, kind), 1e-6) / lag)
+            usual = self.times.ratio(num_decodes, kind, computed=computed)
+            self._catch_up.observe(max(seconds / step_s - usual, 1e-6) / lag)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps
-        if self.times.knows(num_decodes, kind) and (lag <= MAX_LAG or self._catch_up.is_known):
+        is_known = self.times.knows(num_decodes, kind, computed=computed)
+        if is_known and (lag <= MAX_LAG or self._catch_up.is_known):
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
-            takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
+            takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
             takes += self._catch_up_takes(lag)
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
         purse_s = (self._purse_s or 0.0) + saved_s
@@ -287,16 +302,30 @@ class DraftControl:
         self.acceptance.forget(seq_id)
         self._peeked.pop(seq_id, None)
 
-    def choose(self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int) -> list[int]:
+    def choose(
+        self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int, *, computed: bool = False
+    ) -> list[int]:
         """Return how many tokens of each draft to verify beside `num_decodes` tokens, at most `room` in all.
 
-        `survivals` are those of `Acceptance`, one list a draft.
+        `survivals` are those of `Acceptance`, one list a draft; `computed`: a model computes drafts.
         """
         leaves = self.times.ratio(num_decodes, BETWEEN) - 1
-        return self._choose(num_decodes, survivals, room, 1 + leaves / STEPS_BEHIND, 0.0)
+        return self._choose(num_decodes, survivals, room, computed, 1 + leaves / STEPS_BEHIND, 0.0)
+
+    def rate(self, num_decodes: int, survival: Sequence[float], *, computed: bool) -> float:
+        """Return how many times the throughput without drafts it is with as much of one draft as is best."""
+        lengths = self._choose(num_decodes, [survival], len(survival), computed, 1.0, 0.0)
+        ratio = self.times.ratio(num_decodes, lengths[0], computed=computed) if lengths[0] else 1.0
+        return (num_decodes + sum(survival[: lengths[0]])) / num_decodes / ratio
 
     def _choose(
-        self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int, least: float, enters: float
+        self,
+        num_decodes: int,
+        survivals: Sequence[Sequence[float]],
+        room: int,
+        computed: bool,
+        least: float,
+        enters: float,
     ) -> list[int]:
         """Do `choose` where a step without drafts takes `least` and the first one with some `enters` more."""
         lengths = [0] * len(survivals)
@@ -305,11 +334,11 @@ class DraftControl:
         del ranked[min(room, EXTRA_TOKENS[-1]) :]
         best, best_rate = 0, MIN_GAIN * num_decodes / least
         gained = list(accumulate((chance for chance, _ in ranked), initial=float(num_decodes)))
-        most = min(len(ranked), self.times.most_tried(num_decodes))
+        most = min(len(ranked), self.times.most_tried(num_decodes, computed=computed))
         for extra in EXTRA_TOKENS[1:]:
             if extra > most:
                 break
-            rate = gained[extra] / (self.times.ratio(num_decodes, extra) + enters)
+            rate = gained[extra] / (self.times.ratio(num_decodes, extra, computed=computed) + enters)
             if rate > best_rate:
                 best, best_rate = extra, rate
         for _, draft in ranked[:best]:

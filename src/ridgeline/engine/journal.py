@@ -45,12 +45,12 @@ STEP_FIELDS = (
     *((name, "i4") for name in ("num_tokens", "num_spans", "num_rows", "num_copies")),
     ("head_waits", "i4"),  # index into WAIT_REASONS
     ("client_slots", "i4"),  # that a client might have of them; -1: all
-    ("max_rounds", "i4"),  # of drafting and verifying, of which its tokens and rows are those of all
-    ("num_rounds", "i4"),  # of these, which were computed
+    ("num_rounds", "i4"),  # of drafting and verifying
 )
 SPAN_FIELDS = (
     ("seq_id", "i8"),
-    *((name, "i4") for name in ("start", "num_tokens", "num_rows", "num_final", "adapter")),
+    # num_further: tokens and rows that are only of rounds behind the first, as many as there may be
+    *((name, "i4") for name in ("start", "num_tokens", "num_rows", "num_final", "num_further", "adapter")),
 )
 DECISION_FIELDS = (
     ("step", "i8"),
@@ -90,11 +90,11 @@ SAME_S = 1e-6  # between times that are the same, and were added up
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
-def load_of(spans: Records, max_rounds: int = 1) -> Load:
-    """Return what a step of these spans has to compute, and the first one of several rounds."""
-    lengths = spans["num_tokens"] // max_rounds
-    ends = spans["start"] + lengths
-    return Load(tuple(zip(lengths.tolist(), ends.tolist())), int(spans["num_rows"].sum()) // max_rounds)
+def load_of(spans: Records) -> Load:
+    """Return what a step of these spans has to compute, or the first of its rounds."""
+    lengths = spans["num_tokens"] - spans["num_further"]
+    ends, num_rows = spans["start"] + lengths, spans["num_rows"] - spans["num_further"]
+    return Load(tuple(zip(lengths.tolist(), ends.tolist())), int(num_rows.sum()))
 
 
 def planned_load(plan: StepPlan) -> Load:
@@ -132,7 +132,7 @@ def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Lo
         found = spans_of(step, spans, int(steps["first_span"][0]))
         seq_ids = set(found["seq_id"].tolist())
         behind = Behind(int(step["span_shift"]), not last <= seq_ids, plans)
-        yield load_of(found, int(step["max_rounds"])), behind, seconds / int(step["num_rounds"])
+        yield load_of(found), behind, seconds / int(step["num_rounds"])
         last = seq_ids
 
 
@@ -252,9 +252,10 @@ class Journal:
         spans, samples, decisions = plan.spans, result.samples, plan.decisions
         if plan.follows == self._last_step and self._last_tokens == len(spans):
             num_rows = num_tokens = len(spans)
-            self._shift += 1
+            num_further, self._shift = 0, self._shift + 1
         else:
-            num_tokens, num_rows = self._anew(plan, num_final)
+            num_further = sum([span.num_further for span in spans])
+            num_tokens, num_rows = self._anew(plan, plan.num_tokens + num_further, num_final)
         self._last_step, self._last_tokens = plan.step, len(spans) if num_tokens == num_rows == len(spans) else -1
         if decisions.admitted or decisions.preempted:
             self._decisions(plan)
@@ -262,8 +263,8 @@ class Journal:
         committing_s, rendering_s = committed_s - ran_s, end_s - committed_s
         taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, rendering_s
         slots = -1 if client_slots is None else client_slots
-        rounds = 1 if plan.rounds is None else plan.rounds.most, result.num_rounds
-        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits], slots, *rounds
+        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits], slots
+        counts = (*counts, result.num_rounds)
         self.steps.append(plan.step, start_s, *taken_s, self._first_span, self._shift, *counts, *blocks)
         totals = self._totals
         totals.plan_s += planning_s
@@ -271,7 +272,7 @@ class Journal:
         totals.commit_s += committing_s
         totals.render_s += rendering_s
         totals.num_steps += 1
-        totals.num_computed_tokens += num_tokens * result.num_rounds // rounds[0]
+        totals.num_computed_tokens += (num_tokens - num_further) * result.num_rounds
         totals.num_sampled_tokens += len(samples) * result.num_rounds
 
     def rendered(self, seconds: float) -> None:
@@ -309,10 +310,9 @@ class Journal:
             self.prompts.append(*(int.from_bytes(each.digest(), "little", signed=True) for each in (chain, own)))
         return len(ids) // size
 
-    def _anew(self, plan: StepPlan, num_final: Mapping[int, int]) -> tuple[int, int]:
+    def _anew(self, plan: StepPlan, num_tokens: int, num_final: Mapping[int, int]) -> tuple[int, int]:
         """Write the plan's spans, unless they are those of the last step one token on; return tokens and rows."""
         seq_ids = [span.seq_id for span in plan.spans]
-        num_tokens = plan.num_tokens + plan.num_further
         one_each = num_tokens == len(seq_ids) == len(plan.samples)
         if one_each and seq_ids == self._last_seq_ids and not plan.decisions.admitted:
             self._shift += 1
@@ -327,9 +327,9 @@ class Journal:
         num_rows = 0
         append = self.spans.append
         for span in plan.spans:
-            further = 0 if plan.rounds is None else span.num_further
+            further = span.num_further
             count, rows, seq_id = len(span.token_ids) + further, span.num_logit_rows + further, span.seq_id
-            append(seq_id, span.start, count, rows, num_final.get(seq_id, count), span.adapter % SLOTS)
+            append(seq_id, span.start, count, rows, num_final.get(seq_id, count), further, span.adapter % SLOTS)
             num_rows += rows
         return num_rows
 

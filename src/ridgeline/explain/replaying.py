@@ -75,9 +75,11 @@ class RecordedTokens:
 
     def sampled(self, row: SampleRow) -> int:
         """Return the token that a row was sampled to."""
-        if self._stops.get(row.seq_id) == row.num_output + 1:
-            return STOP_ID
-        return self.at(row.seq_id, len(row.prompt_ids) + row.num_output)
+        return self.output(row.seq_id, len(row.prompt_ids), row.num_output)
+
+    def output(self, seq_id: int, num_prompt: int, index: int) -> int:
+        """Return a token of an output, behind a prompt of so many."""
+        return STOP_ID if self._stops.get(seq_id) == index + 1 else self.at(seq_id, num_prompt + index)
 
 
 class RecordedDrafts(Autoregressive):
@@ -89,8 +91,8 @@ class RecordedDrafts(Autoregressive):
         spans, steps = recording.spans, recording.steps
         drafted = np.flatnonzero(spans["num_rows"] > 1)  # none of these is that of more than one step
         owners = np.searchsorted(steps["first_span"], drafted, side="right") - 1
-        told = zip(owners.tolist(), spans[drafted][["seq_id", "num_rows", "num_final"]].tolist())
-        self._drafts = {(step, seq_id): (num_rows - 1, final) for step, (seq_id, num_rows, final) in told}
+        told = zip(owners.tolist(), spans[drafted][["seq_id", "num_rows", "num_further", "num_final"]].tolist())
+        self._drafts = {(step, seq_id): (rows - 1 - more, more, final) for step, (seq_id, rows, more, final) in told}
         self._drafting = set(owners.tolist())
         ends_s = steps["start_s"] + steps["plan_s"]
         # A step that was planned ahead began as the one before it ended; any other after that was taken in.
@@ -115,11 +117,12 @@ class RecordedDrafts(Autoregressive):
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
-        drafted, _ = self._drafts.get((self._step, view.seq_id), (0, 0))
+        drafted, further, _ = self._drafts.get((self._step, view.seq_id), (0, 0, 0))
         if span is None or not drafted or span.end < len(view.token_ids):
             return span
         token_ids = [*span.token_ids, *(self._tokens.at(view.seq_id, span.end + i) for i in range(drafted))]
-        return span._replace(token_ids=token_ids, num_logit_rows=1 + drafted, num_optional=drafted)
+        rows = {"num_logit_rows": 1 + drafted, "num_optional": drafted, "num_further": further}
+        return span._replace(token_ids=token_ids, **rows)
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if not span.num_optional:
@@ -130,8 +133,11 @@ class RecordedDrafts(Autoregressive):
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         if not span.num_optional:
             return Accepted(sampled, span.num_tokens)
-        _, num_final = self._drafts.get((self._num_landed, view.seq_id), (0, span.num_tokens))
-        return Accepted(sampled[: 1 + num_final - span.num_tokens + span.num_optional], num_final, "recorded")
+        *_, num_final = self._drafts.get((self._num_landed, view.seq_id), (0, 0, span.num_tokens))
+        num_prompt, first = len(view.request.prompt_ids), len(view.token_ids)
+        indices = range(first - num_prompt, span.start + num_final + 1 - num_prompt)  # of all rounds
+        token_ids = [self._tokens.output(view.seq_id, num_prompt, index) for index in indices]
+        return Accepted([SampledToken(view.seq_id, token_id) for token_id in token_ids], num_final, "recorded")
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         self._num_landed, self._is_ahead = self._num_landed + 1, False

@@ -280,11 +280,11 @@ def _draft_loses(e: Evidence) -> Sign | None:
     for step in steps[rounds]:
         told = e.recording.spans_of(step)
         lengths = [(1, int(end)) for end in told["start"] + 1]
-        most, count = int(step["max_rounds"]), int(step["num_rounds"])
-        rounds_s += seconds(load_of(told, most)) * count
+        count = int(step["num_rounds"])
+        rounds_s += seconds(load_of(told)) * count
         drafting_s += max(0.0, float(step["plan_s"]) - usual_s)
         plain_s += seconds(Load(tuple(lengths), len(lengths))) * float(told["num_final"].mean())
-        drafted += float((told["num_rows"] // most - 1).sum()) * count
+        drafted += float((told["num_rows"] - told["num_further"] - 1).sum()) * count
         accepted += float((told["num_final"] - count).sum())
         batch += len(told) / len(rounds)
     share = accepted / max(1.0, drafted)

@@ -107,20 +107,19 @@ class DraftModel:
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
     def rounds(self, asked: Sequence[DraftRequest], most: int) -> step.Rounds | None:
-        if not self._companion.goes_on:
-            return None
-        views, length = [request.view for request in asked], self._companion.max_model_len
-        ends = [len(view.token_ids) - self._begins(view) + count - 1 for view, count, _ in asked]
-        most = min(most, *(1 + (length - end) // (1 + request.num_tokens) for end, request in zip(ends, asked)))
-        if most < 2:
-            return None
-        for end, request in zip(ends, asked):
-            if self._cache.reserve(request.view.seq_id, end + (most - 1) * (1 + request.num_tokens)) is None:
+        room, begins, length = list[int](), [self._begins(view) for view, *_ in asked], self._companion.max_model_len
+        for (view, num_tokens, _), begin in zip(asked, begins):
+            request, known, count = view.request, len(view.token_ids) - begin, 1 + num_tokens
+            rest = request.max_tokens - len(view.token_ids) + len(request.prompt_ids)
+            room.append(min(rest, length - known + 1))
+            further = min((most - 1) * count, room[-1] - count)
+            if not self._companion.goes_on or further <= 0:
                 return None
-        requests, begins = [view.request for view in views], [self._begins(view) for view in views]
-        room = [r.max_tokens - len(view.token_ids) + len(r.prompt_ids) for r, view in zip(requests, views)]
-        tables = tuple(zip(*[self._cache.tables(view.seq_id) for view in views], strict=True))
-        return step.Rounds(most, room, [r.stop_ids for r in requests], begins, tables, self._max_right)
+            if self._cache.reserve(view.seq_id, known + num_tokens - 1 + further) is None:
+                return None
+        tables = tuple(zip(*[self._cache.tables(view.seq_id) for view, *_ in asked], strict=True))
+        stop_ids = [view.request.stop_ids for view, *_ in asked]
+        return step.Rounds(most, room, stop_ids, begins, tables, self._max_right)
 
     def went_on(self, view: SequenceView, last: step.Span) -> None:
         if (resident := self._residents.get(view.seq_id)) is not None:

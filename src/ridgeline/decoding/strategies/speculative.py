@@ -29,6 +29,7 @@ from ridgeline.spec.spec import DecoderSpec
 FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_ROUNDS, MAX_ROUNDS_S = 8, 0.02  # of one step, whose tokens come together
+FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 
 
@@ -91,13 +92,15 @@ class Speculative(Autoregressive):
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._going_on: Rounds | None = None  # how this step goes on by itself
-        self._landed_rounds, self._round_s = 1, MAX_ROUNDS_S  # of the last step with drafts, and what one of them took
+        self._landed_rounds = 1  # of the last step
+        self._round_s: float | None = None  # what one of the last step with drafts took
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
         self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
         self._lag = 0  # tokens that it catches up with in this step
+        self._is_computed = False  # whether it drafts in this step
 
     @property
     def one_token(self) -> bool:
@@ -141,11 +144,13 @@ class Speculative(Autoregressive):
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
-            control.step(*window.shape, gained, step_s / rounds, asking_s, num_steps, self._lag)
+            taken = gained, step_s / rounds, asking_s, num_steps, self._lag
+            control.step(*window.shape, *taken, computed=self._is_computed)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._lag, self._landed_rounds = None, 0, 0, 1
+        self._is_computed = False
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
             if was_plain and nap > 0:
@@ -188,12 +193,18 @@ class Speculative(Autoregressive):
             asked = sorted(able, key=model.drafter.lag)[:1]
         for view in asked:
             draft, survival = self._propose(view)
+            computed, num_tokens = None, 0 if model is None else model.most(view, self._room(view))
+            if model is not None and num_tokens and (draft is None or control is not None):
+                computed = model.guess(view, num_tokens, control, count)
             if draft is not None:
-                drafts[view.seq_id] = draft
-                guesses[view.seq_id] = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
-            elif model is not None and (num_tokens := model.most(view, self._room(view))) > 0:
+                guess = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
+                if computed is None or control is None or self._is_better(control, view, guess, computed, count):
+                    drafts[view.seq_id], guesses[view.seq_id] = draft, guess
+                    continue
+                self._set_aside(view, draft)
+            if computed is not None:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
-                guesses[view.seq_id] = model.guess(view, num_tokens, control, count)
+                guesses[view.seq_id] = computed
         lengths = self._lengths(guesses, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
@@ -209,11 +220,21 @@ class Speculative(Autoregressive):
                 model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
             if chosen:
                 self._lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
-                self._num_rested = 0
+                self._num_rested, self._is_computed = 0, True
                 for key, found in model.draft(chosen, max_catch_up).items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
                 self._going_on = self._rounds(model, running)
+
+    def _is_better(
+        self, control: DraftControl, view: SequenceView, guess: Guess, computed: Guess, num_decodes: int
+    ) -> bool:
+        """Tell whether a draft that is there gains more than one that a model computes, with the time of both."""
+        if guess.kind[0] == FORCED:
+            return True
+        survivals = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
+        rate = control.rate(num_decodes, survivals, computed=False)
+        return rate >= control.rate(num_decodes, computed.survival, computed=True)
 
     def _rounds(self, model: ModelDrafts, running: Sequence[SequenceView]) -> Rounds | None:
         """Return how the step goes on that verifies the drafts, where `model` has made one of each of `running`."""
@@ -221,8 +242,12 @@ class Speculative(Autoregressive):
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
         if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
             return None
-        most = min(_rest(view) // (1 + num_tokens) for view, num_tokens, _ in asked)
-        most = min(most, MAX_ROUNDS, int(MAX_ROUNDS_S / max(self._round_s, MAX_ROUNDS_S / MAX_ROUNDS)))
+        round_s, control, count = self._round_s, self._control, len(running)
+        if round_s is None and control is not None and control.times.knows(count, 0):
+            round_s = FIRST_TAKES * control.times.plain_s(count)
+        most = max(_rest(view) // (1 + num_tokens) for view, num_tokens, _ in asked) * 2
+        within = 1 if round_s is None else int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
+        most = min(most, within)
         return model.rounds(asked, most) if most > 1 else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
@@ -241,7 +266,8 @@ class Speculative(Autoregressive):
         span = span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
         if self._going_on is None or num_guessed < len(draft.token_ids):
             return span
-        return span._replace(num_further=(self._going_on.most - 1) * span.num_tokens)
+        most = min((self._going_on.most - 1) * span.num_tokens, _rest(view) - span.num_tokens)
+        return span._replace(num_further=most)
 
     def rounds(self, spans: Sequence[Span]) -> Rounds | None:
         return self._going_on if len(spans) == len(self._running) else None
@@ -395,7 +421,9 @@ class Speculative(Autoregressive):
                 if guess.depth:
                     mean = sum(survivals[index][: guess.depth]) / guess.num_tokens
                     survivals[index] = [mean] * guess.num_tokens
-            wanted = self._control.choose(num_decodes, survivals, budget)
+            method = None if self._model is None else self._model.method
+            computed = any(guess.kind[0] == method for guess in guesses.values())
+            wanted = self._control.choose(num_decodes, survivals, budget, computed=computed)
             wanted = [g.num_tokens if g.depth and n else n for g, n in zip(guesses.values(), wanted, strict=True)]
         else:
             wanted = [guess.num_tokens for guess in guesses.values()]
