@@ -40,6 +40,10 @@ class Model:
     def __init__(self, machine):
         self.machine, self.computed = machine, {}
 
+    @property
+    def goes_on(self):
+        return self.machine.rounds
+
     def max_tokens(self, view):
         return 64
 
@@ -60,7 +64,7 @@ class Model:
         return found
 
     def rounds(self, asked, most):
-        return Rounds(most, (), (), (), (), 1) if self.machine.rounds else None
+        return Rounds(most, (), (), (), (), 1)
 
     def went_on(self, view, last):
         self.computed[view.seq_id] = last.start

@@ -71,7 +71,8 @@ def test_every_step_is_there_with_its_spans(engine):
     assert steps["step"].tolist() == [plan.step for plan in plans]
     for step, plan in zip(steps, plans):
         spans = recording.spans_of(step)
-        expected = [(s.seq_id, s.start, s.num_tokens, s.num_logit_rows, s.num_tokens, s.adapter) for s in plan.spans]
+        counts = [(s.num_tokens, s.num_logit_rows, s.num_tokens, s.num_further) for s in plan.spans]
+        expected = [(s.seq_id, s.start, *each, s.adapter) for s, each in zip(plan.spans, counts)]
         assert spans.tolist() == expected
         assert step["num_spans"] == len(plan.spans)
         assert step["num_tokens"] == plan.num_tokens

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.acceptance import DEAR_TRUST
+from ridgeline.decoding.acceptance import DEAR_TRUST, TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
@@ -38,7 +38,8 @@ class ModelDrafts:
         self.method, self.drafter = method, drafter
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
-        self._going_on = drafter if isinstance(drafter, RoundsDrafter) else None
+        self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
+        self._trust = DEAR_TRUST if self._going_on is None else TRUST
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
         self._unseen = deque[tuple[StepPlan, list[Vectors]]]()  # hidden states of steps, each going on from the first
         self._num_unseen = 0  # rows of them
@@ -86,7 +87,7 @@ class ModelDrafts:
             guess = Guess((self.method, evidence), most)
         if control is None:
             return guess
-        of_sequence = view.seq_id, guess.kind, guess.num_tokens, DEAR_TRUST
+        of_sequence = view.seq_id, guess.kind, guess.num_tokens, self._trust
         survival = guess.survival or control.acceptance.survival(*of_sequence)
         rest = view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
         worth = control.worth(self.drafter.lag(view), num_decodes, rest)

@@ -106,12 +106,17 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class RoundsDrafter(Drafter, Protocol):
-    """A drafter that drafts within the target's steps, behind what comes of each round."""
+    """A drafter that may draft within the target's steps, behind what comes of each round."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it does with this target."""
+        ...
 
     def rounds(self, asked: Sequence[DraftRequest], most: int) -> Rounds | None:
         """Return how a step goes on that verifies drafts of so many tokens, as they were just made: `most` rounds.
 
-        None where it does not, or blocks lack.
+        None where it ends before, or blocks lack.
         """
         ...
 

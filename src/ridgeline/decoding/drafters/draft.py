@@ -73,6 +73,10 @@ class DraftModel:
         self._silent: set[int] = set()  # sequences with tokens that the draft model does not have
         self._step = 0
 
+    @property
+    def goes_on(self) -> bool:
+        return self._companion.goes_on
+
     def max_tokens(self, view: SequenceView) -> int:
         if view.seq_id in self._silent:
             return 0
@@ -113,9 +117,7 @@ class DraftModel:
             rest = request.max_tokens - len(view.token_ids) + len(request.prompt_ids)
             room.append(min(rest, length - known + 1))
             further = min((most - 1) * count, room[-1] - count)
-            if not self._companion.goes_on or further <= 0:
-                return None
-            if self._cache.reserve(view.seq_id, known + num_tokens - 1 + further) is None:
+            if further <= 0 or self._cache.reserve(view.seq_id, known + num_tokens - 1 + further) is None:
                 return None
         tables = tuple(zip(*[self._cache.tables(view.seq_id) for view, *_ in asked], strict=True))
         stop_ids = [view.request.stop_ids for view, *_ in asked]

@@ -28,7 +28,7 @@ from ridgeline.spec.spec import DecoderSpec
 
 FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
-MAX_ROUNDS, MAX_ROUNDS_S = 8, 0.02  # of one step, whose tokens come together
+MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 
