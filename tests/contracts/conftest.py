@@ -5,6 +5,7 @@ from tiny_models import build
 
 from drafting import TINY
 from ridgeline import LLM
+from ridgeline.decoding.strategies import speculative
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +16,9 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(target):
     return LLM(str(target.folder.path), **TINY)
+
+
+@pytest.fixture
+def one_round(monkeypatch):
+    """Every step has one round, as where something has to be seen of each."""
+    monkeypatch.setattr(speculative, "MAX_ROUNDS", 1)

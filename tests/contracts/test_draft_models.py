@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from drafting import TINY, prompts_of
 from families import tiny_config
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.model_drafts import MAX_FAILURES
-from ridgeline.weights.folder import BUNDLED_MODELS
+from ridgeline.engine.companion import with_draft_model
+from ridgeline.weights.folder import BUNDLED_MODELS, ModelFolder
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -159,7 +162,7 @@ def test_the_model_itself_drafts_what_it_will_say(family, options, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_preempted_sequences_and_lost_blocks_change_no_output(family, tmp_path):
+def test_preempted_sequences_and_lost_blocks_change_no_output(family, one_round, tmp_path):
     model = build(family, 3, tmp_path / "target")
     draft = noisy(tmp_path / "target", tmp_path / "draft", 0.05)
     prompts = [row.tolist() for row in model.prompt(9, batch=3)]
@@ -289,7 +292,7 @@ def test_tokens_that_the_draft_model_lacks_silence_it_for_their_sequence(tmp_pat
 
 
 @pytest.mark.parametrize("rejects", [False, True])
-def test_tokens_that_the_model_lacks_are_never_drafted(rejects, tmp_path):
+def test_tokens_that_the_model_lacks_are_never_drafted(rejects, one_round, tmp_path):
     """Padding at the end of the draft model's vocabulary, here likelier than most tokens, is not verified."""
     folder = tmp_path / "padded"
     shutil.copytree(BUNDLED_MODELS / "python-1m", folder)
@@ -384,3 +387,25 @@ def test_what_drafts_takes_few_bits_and_changes_no_output():
     assert weight_bytes["none"] > 1.5 * weight_bytes["auto"] == 1.5 * weight_bytes["int8"] > weight_bytes["int4"]
     with pytest.raises(ConfigError, match=r"draft_quantize must be one of auto, none, .*int8.*, got 'int3'"):
         LLM("python-9m", speculate="draft:python-1m", draft_quantize="int3")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("auto", "auto,draft:python-1m"),
+        ("auto,eagle:head", "auto,eagle:head"),
+        ("ngram", "ngram"),
+        ("off", "off"),
+    ],
+)
+def test_auto_drafts_with_the_bundled_model_that_the_config_names(asked, expected):
+    folder = ModelFolder.open("python-9m")
+    config = EngineConfig.of("python-9m", speculate=asked)
+    assert with_draft_model(config, folder).speculation.speculate == expected
+
+
+@pytest.mark.parametrize("name", ["../python-1m", "python-1m/..", "no-such-model", 7, "/etc"])
+def test_a_folder_names_none_but_bundled_models(name):
+    folder = replace(ModelFolder.open("python-9m"), config={"draft_model": name})
+    config = EngineConfig.of("python-9m", speculate="auto")
+    assert with_draft_model(config, folder) is config

@@ -93,7 +93,7 @@ class Watched(list):
 
 
 @pytest.mark.parametrize("name", drafter_names())
-def test_a_round_copies_no_more_of_a_text_than_it_gained(name, tmp_path):
+def test_a_round_copies_no_more_of_a_text_than_it_gained(name, one_round, tmp_path):
     """A copy of the text touches each of its tokens, round after round."""
     copied = []
 

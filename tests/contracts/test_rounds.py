@@ -95,7 +95,7 @@ def test_a_token_that_stops_ends_its_rounds(at_most, tmp_path):
     llm = opened(model, "draft", tmp_path / "head")
     stopping = SamplingParams(temperature=0.9, seed=1, max_tokens=40, ignore_eos=True, stop_token_ids=[token_ids[at]])
     tokens, stats, rounds = outcome(llm, prompt, stopping)
-    assert tokens[0][: at] == token_ids[:at] and len(tokens[0]) <= at + 1
+    assert tokens[0][:at] == token_ids[:at] and len(tokens[0]) <= at + 1
     assert stats["draft"].num_drafts <= at and sum(rounds) <= at + 2
 
 

@@ -15,11 +15,12 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Rounds, SampledToken, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted
+from ridgeline.decoding.strategies import speculative
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Room
 
 OVERLAPPED, DRAFTED, CAUGHT_UP, VERIFIED, ASKED = 0.86, 0.25, 0.015, 0.05, 0.1
-BEGINS, ROUND, MORE = 1.1, 1.0, 0.11  # of a step of several rounds: itself, a round, and each of its drafted tokens
+BEGINS, ROUND, MORE = 1.1, 1.0, 0.07  # of a step of several rounds: itself, a round, and each of its drafted tokens
 PROMPT_TOKENS, CYCLE_TOKENS = 200, 20
 OUTSIDE, INSIDE = 0.5, 0.97  # the chance that a drafted token is right where the text is new, and in its loops
 
@@ -203,3 +204,36 @@ def test_a_model_that_becomes_right_is_noticed():
     machine.run([(6000, False)])
     took_s, _ = machine.run([(1000, False)])
     assert 1000 / took_s >= 1.2 / OVERLAPPED
+
+
+def rate_of_rounds(outside, monkeypatch, num_texts=8):
+    """Tokens a second of short texts, of steps that go on by themselves; `outside`: how often a draft is right."""
+    monkeypatch.setattr(speculative, "MAX_ROUNDS_S", 1e3)
+    seconds = 0.0
+    for seed in range(4):
+        machine = Machine(outside, seed, rounds=True)
+        for _ in range(num_texts):
+            took_s, _ = machine.run([(256, False)])
+            seconds += took_s
+    return 4 * num_texts * 256 / seconds
+
+
+@pytest.mark.parametrize("outside", [0.1, 0.3])
+def test_rounds_that_do_not_pay_are_tried_and_left_alone(outside, monkeypatch):
+    assert rate_of_rounds(outside, monkeypatch) >= 0.965 / OVERLAPPED
+
+
+def test_rounds_pay_for_what_a_round_at_a_time_would_lose_by(monkeypatch):
+    assert max(best_rate(0.6), 1 / OVERLAPPED) < 1.05 / OVERLAPPED
+    assert rate_of_rounds(0.6, monkeypatch) >= 1.2 / OVERLAPPED
+
+
+def test_the_level_of_a_lookup_s_steps_is_not_that_of_rounds():
+    """Both draft one token; what one takes says nothing of the other."""
+    control = DraftControl()
+    for _ in range(8):
+        for extra, computed, seconds in ((0, False, 1.0), (2, False, 2.0), (2, True, 1.25)):
+            control.times.observe(1, extra, seconds, computed=computed)
+    assert control.times.ratio(1, 2, computed=True) < 1.4 < 1.7 < control.times.ratio(1, 2)
+    assert control.choose(1, [[0.4, 0.16]], 8, computed=True) == [2]
+    assert control.choose(1, [[0.4, 0.16]], 8) == [0]

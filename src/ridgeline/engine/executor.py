@@ -195,7 +195,8 @@ class InlineExecutor:
         tokens_RT = [result.samples]
         for sampled_T in ran.sampled_RT[1:]:
             tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T), plan.samples)[0])
-        return result._replace(further=_further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT), num_rounds=num_rounds)
+        further = _further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT)
+        return result._replace(further=further, num_rounds=num_rounds)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""

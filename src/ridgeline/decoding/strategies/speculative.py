@@ -240,6 +240,8 @@ class Speculative(Autoregressive):
         """Return how the step goes on that verifies the drafts, where `model` has made one of each of `running`."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
+        if any(view.request.adapter for view in running):
+            return None
         if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
             return None
         round_s, control, count = self._round_s, self._control, len(running)
