@@ -13,7 +13,10 @@ from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
 from ridgeline.weights.folder import ModelFolder
 
-pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built"),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5, "draft_quantize": "none"}
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
 EAGLE = "eagle"

@@ -19,9 +19,12 @@ from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import eagle
 from ridgeline.engine import companion
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+    ),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3, "draft_quantize": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 HEADS = {
@@ -90,7 +93,7 @@ def test_a_head_that_rests_lets_steps_overlap_and_misses_no_hidden_state(name, t
     """Some steps at rest, planned while others are computed; then some that ask, and so on."""
     num_asked = iter(range(10**6))
     monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: next(num_asked) // 12 % 2 == 0)
-    monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
+    monkeypatch.setattr(DraftControl, "choose", lambda self, n, survivals, *_, **__: list(map(len, survivals)))
     head = HEADS[name](target)
     options = TINY | {"num_threads": 2, "num_speculative_tokens": 3, "draft_quantize": "none"}
     llm = LLM(str(target.folder.path), **options, speculate=f"eagle:{head.write(tmp_path)}")

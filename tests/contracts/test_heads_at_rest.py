@@ -13,9 +13,12 @@ from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import eagle
 from ridgeline.decoding.model_drafts import ModelDrafts
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+    ),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 TURN = 15  # plans, after which a drafter that rests begins to draft, or one that drafts begins to rest
 HEADS = {
     "eagle": lambda model: oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1)),
@@ -27,7 +30,7 @@ def opened(kind, target, folder, monkeypatch, **options):
     """An engine whose head rests and drafts in turns; what it drafts behind which tokens; steps taken in at once."""
     resting = [True]
     monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: resting[0])
-    monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
+    monkeypatch.setattr(DraftControl, "choose", lambda self, n, survivals, *_, **__: list(map(len, survivals)))
     sizes = TINY | {"num_threads": 2, "num_speculative_tokens": 3, "draft_quantize": "none"} | options
     llm = LLM(str(target.folder.path), **sizes, speculate=f"{kind}:{HEADS[kind](target).write(folder)}")
     scheduler, plans = llm.engine.loop.scheduler, itertools.count()
@@ -93,8 +96,8 @@ def test_what_is_taken_in_late_is_drafted_from_as_if_it_had_been_at_once(kind, t
     assert len(drafts) > 5
     observe = ModelDrafts.observe
 
-    def at_once(self, plan, result):
-        observe(self, plan, result)
+    def at_once(self, running, plan, result):
+        observe(self, running, plan, result)
         self.is_behind = True
 
     monkeypatch.setattr(ModelDrafts, "observe", at_once)
@@ -141,9 +144,9 @@ def test_of_too_many_that_nobody_asked_for_the_latest_are_there(target, tmp_path
     model, held = llm.engine.loop.scheduler.strategy._model, []
     observe = model.observe
 
-    def observing(plan, result):
+    def observing(running, plan, result):
         before = len(together)
-        observe(plan, result)
+        observe(running, plan, result)
         rows = [len(taps_TW) for _, taps in model._unseen for taps_TW in taps]
         held.append((len(model._unseen), model._num_unseen, sum(rows), len(together) - before))
 

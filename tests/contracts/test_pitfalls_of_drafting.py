@@ -41,7 +41,10 @@ from ridgeline.program.ops import experts
 from ridgeline.weights import medusa
 from ridgeline.weights.folder import BUNDLED_MODELS
 
-pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="needs the native backend")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="needs the native backend"),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 PITFALLS = Pitfalls()
 V = 4
 rng = np.random.default_rng(5)

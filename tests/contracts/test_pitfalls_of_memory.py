@@ -32,9 +32,12 @@ from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.planning import StepDraft
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+    ),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 PITFALLS = Pitfalls()
 HYBRIDS = [("qwen3_next", 1), ("jamba", 3), ("nemotron_h", 1)]
 RECURRENT = [*HYBRIDS, ("mamba2", 1), ("falcon_mamba", 1), ("bamba", 1), ("minimax", 1), ("mamba", 1)]
@@ -544,10 +547,10 @@ def test_steps_without_drafts_find_a_block_that_was_there_for_a_draft(tmp_path, 
     """Drafts, all wrong, reach into the next block; the steps behind them come to it one token at a time."""
     model, turns = build("llama", 3, tmp_path), itertools.cycle([False] * 3 + [True] * 8)
     drafts = [next(turns)]
-    monkeypatch.setattr(DraftControl, "step", lambda self, *told: drafts.append(next(turns)))
+    monkeypatch.setattr(DraftControl, "step", lambda self, *told, **kind: drafts.append(next(turns)))
     monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: not drafts[-1])
     monkeypatch.setattr(DraftControl, "window_steps", 3)
-    monkeypatch.setattr(DraftControl, "choose", lambda self, num_decodes, survivals, room: list(map(len, survivals)))
+    monkeypatch.setattr(DraftControl, "choose", lambda self, n, survivals, *_, **__: list(map(len, survivals)))
     wrong = [model.spec.vocab_size - 1] * 3
     monkeypatch.setattr(ModelDrafts, "draft", lambda self, asked, most: {r.view.seq_id: Drafted(wrong) for r in asked})
     folder, off = str(model.folder.path), completions(plainly(model)[0])

@@ -26,9 +26,12 @@ from ridgeline.engine.model import open_model
 from ridgeline.explain.rounds import break_even
 from ridgeline.weights import heads
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+    ),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 # Rotary scaling that looks at the length of a text is left out: transformers computes short texts in another way then.
 MODELS = [
     ("deepseek_v3", 0), ("deepseek_v3", 6), ("deepseek_v3", 14), ("deepseek_v3", 16),
