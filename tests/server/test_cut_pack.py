@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,11 +57,14 @@ def packed(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(backend, "MIN_PACK_BYTES", 0)
     model = str(shared_data / "models/stories260K")
-    LLM(model, **OPTIONS)
+    LLM(model, **OPTIONS)  # writes it behind its start
     return model, pack_below(tmp_path)
 
 
 def pack_below(folder: Path) -> Path:
+    for thread in threading.enumerate():
+        if thread.name == "pack-file":
+            thread.join()
     (pack,) = (folder / "cache/ridgeline/packs").glob("*.pack")
     return pack
 

@@ -112,17 +112,13 @@ class NativePlan:
         if (store is None or store.is_empty) and self.model.tensors is None and fits:
             read_ahead(files)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
-        try:
-            executable = NativeExecutable(
-                program, self._load, layout, self.settings, store, prequantized=self.prequantized, pool=pool
-            )
-            if store is not None:
-                store.commit()
-        finally:
-            if store is not None:
-                store.close()
+        executable = NativeExecutable(
+            program, self._load, layout, self.settings, store, prequantized=self.prequantized, pool=pool
+        )
         if self.config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
+        if store is not None:
+            store.commit()
         return executable
 
     def replace_weights(self, executable: "Executable") -> None:
