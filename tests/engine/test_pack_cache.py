@@ -1,11 +1,11 @@
 """The second start of a native engine takes its weights from the pack of the first, and computes the same."""
 
 import shutil
-import threading
 
 import pytest
 import torch
 
+from packs_written import wait_for_packs
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.native import backend
 
@@ -30,9 +30,7 @@ def start(model, monkeypatch, **options):
         patch.setattr(backend, "StreamedWeights", lambda *given: reads.append(1) or real(*given))
         llm = LLM(str(model), backend="native", num_threads=2, max_model_len=64, **options)
     (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
-    for thread in threading.enumerate():
-        if thread.name == "pack-file":
-            thread.join()
+    wait_for_packs()
     return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), bool(reads)
 
 

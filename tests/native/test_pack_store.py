@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 
+from packs_written import wait_for_packs
 from ridgeline.backends.native.packs import store as pack_store
 from ridgeline.backends.native.packs.file import crc32s
 from ridgeline.backends.native.packs.store import PackName, PackStore
@@ -55,7 +56,7 @@ def fill(packs, model, settings=SETTINGS, value=1, **options):
         opened.add("part", part(value))
         opened.add("empty", part(0, 0))
         opened.commit()
-        opened.wait()
+        wait_for_packs()
         return False
     assert (found == value).all() and opened.find("empty").size == 0
     return True
@@ -115,7 +116,7 @@ def test_a_part_that_is_new_joins_the_others(packs, model):
     opened = store(packs, model)
     opened.add("new", part(9))
     opened.commit()
-    opened.wait()
+    wait_for_packs()
     again = store(packs, model)
     assert (again.find("part") == 1).all() and (again.find("new") == 9).all()
     assert (opened.find("part") == 1).all(), "what was found is still mapped"
@@ -150,7 +151,7 @@ def test_what_is_not_committed_leaves_nothing(packs, model):
     """As where the weights behind the first part cannot be read."""
     opened = store(packs, model)
     opened.add("part", part(1))
-    opened.wait()
+    wait_for_packs()
     assert not packs.exists()
     assert not fill(packs, model)
 
@@ -195,7 +196,7 @@ def test_a_start_does_not_wait_for_its_pack(packs, model):
     del data
     assert fill(packs, model, value=6) is False, "another start does not wait either"
     waits.set()
-    opened.wait()
+    wait_for_packs()
     assert held() is None and fill(packs, model, value=7)
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from live_server import LiveServer, eventually, serving
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from packs_written import wait_for_packs
 from ridgeline.backends.native import backend
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.llm import LLM
@@ -62,9 +62,7 @@ def packed(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def pack_below(folder: Path) -> Path:
-    for thread in threading.enumerate():
-        if thread.name == "pack-file":
-            thread.join()
+    wait_for_packs()
     (pack,) = (folder / "cache/ridgeline/packs").glob("*.pack")
     return pack
 

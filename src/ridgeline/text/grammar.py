@@ -41,24 +41,16 @@ ANY_TEXT = "(?s:.)+"  # tokens that are whole characters: a mask that allows the
 class GrammarState:
     """Follows one output through its grammar. What it tells depends on the grammar and the tokens alone."""
 
-    def __init__(
-        self,
-        matcher: "LLMatcher",
-        vocab_size: int,
-        eos_ids: frozenset[int],
-        few_behind: dict[int | None, int],
-        *,
-        guesses: bool = False,
-    ) -> None:
-        self._matcher = matcher
-        self._few_behind = few_behind  # tokens behind which few are expected to be allowed: so many masks more
+    def __init__(self, grammar: "Grammar", *, guesses: bool = False) -> None:
+        self._matcher: LLMatcher = grammar.matcher.deep_copy()
+        self._few_behind = grammar.few_behind  # tokens behind which few are expected to be allowed: so many masks more
         self._last: int | None = None  # token
         self.guesses = guesses  # that the token of the largest logit is allowed, and looks at it when it is known
         self._num_missed = self._num_masked = 0  # guesses in a row that were wrong; masks to go until the next one
         self._error: Exception | None = None
-        self._num_bytes = -(-vocab_size // 32) * 4
-        self._eos_ids = eos_ids
-        self.allowed: Mask = np.zeros(-(-vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
+        self._num_bytes = -(-grammar.vocab_size // 32) * 4
+        self._eos_ids = grammar.eos_ids
+        self.allowed: Mask = np.zeros(-(-grammar.vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
         self._address = self.allowed.ctypes.data
         self._is_current = False
         self._looks = self.is_open = False  # at tokens, as `allowed` is not the mask; see `Checker`
@@ -174,8 +166,7 @@ class Grammar:
 
     def start(self, *, guesses: bool = False) -> GrammarState:
         """Return the state of a new output; it `guesses` where each token is the one of the largest logit."""
-        matcher = self.matcher.deep_copy()
-        return GrammarState(matcher, self.vocab_size, self.eos_ids, self.few_behind, guesses=guesses)
+        return GrammarState(self, guesses=guesses)
 
 
 class GrammarCompiler:

@@ -68,24 +68,18 @@ class PackStore:
         self._folder, self._name, self._num_bytes = folder, name, num_bytes
         self._checksums, self._max_bytes = checksums, max_bytes
         self._path = folder / name.file_name
-        self._found = open_pack(self._path, name.key, checksums) or {}
-        self._writer = threading.Thread(target=self._write, name="pack-file")
+        self.found = open_pack(self._path, name.key, checksums) or {}  # what an earlier start left
         self._added: deque[tuple[str, memoryview]] = deque()  # and not written
 
     def find(self, name: str) -> Bytes | None:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
-        found = self._found.get(name)
+        found = self.found.get(name)
         return None if found is None else np.frombuffer(found, dtype=np.uint8)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no earlier start has left a pack."""
-        return not self._found
 
     @property
     def is_cut(self) -> bool:
         """Whether another program has cut off the file that parts were found in."""
-        mapping = next((part.obj for part in self._found.values()), None)
+        mapping = next((part.obj for part in self.found.values()), None)
         return isinstance(mapping, PackMapping) and mapping.guard.is_cut
 
     def add(self, name: str, data: Bytes) -> None:
@@ -95,12 +89,7 @@ class PackStore:
     def commit(self) -> None:
         """Write what was added behind all that was found: a pack has every part, or is not there."""
         if self._added:
-            self._writer.start()
-
-    def wait(self) -> None:
-        """Wait until the pack that was committed, if any, is in its place."""
-        if self._writer.is_alive():
-            self._writer.join()
+            threading.Thread(target=self._write, name="pack-file").start()
 
     def _write(self) -> None:
         """Write the pack, and remove packs that are of no more use, or too much."""
@@ -118,7 +107,7 @@ class PackStore:
             log.warning("packed weights could not be cached, the next start packs them again: %s", error)
 
     def _parts(self) -> Iterator[tuple[str, memoryview]]:
-        yield from self._found.items()
+        yield from self.found.items()
         while self._added:  # what was written is no longer held: weights may have changed since
             yield self._added.popleft()
 
