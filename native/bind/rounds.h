@@ -24,11 +24,11 @@ using Tables = std::vector<std::pair<Array<const int64_t, 2>, Array<const int64_
 template <class Builder>
 RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features,
                          const Tables& tables, const Array<const int64_t, 2>& spans, int64_t num_spans) {
-  const auto& [tape, block_size, vocab_size, token_ids, max_kept, logits, own_vocab] = drafter;
-  require(block_size > 0 && max_kept > 0, "a block has tokens, and one of a draft stays");
+  const auto& [tape, block_size, vocab_size, token_ids, max_final, logits, own_vocab] = drafter;
+  require(block_size > 0 && max_final > 0, "a block has tokens, and one of a draft stays");
   require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
   require((int64_t)logits.shape(0) == num_spans, "a drafter has a row of logits for each span");
-  RoundsDrafter found{&tape->tape(), {}, {}, spans.data(), max_kept, logits.data(), (int64_t)logits.shape(1)};
+  RoundsDrafter found{&tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
   found.chain.block_size = block_size;
   found.chain.vocab_size = vocab_size;
   found.chain.token_ids = token_ids ? token_ids->data() : nullptr;

@@ -165,12 +165,12 @@ class Rounds {
   void add_to_draft(size_t r) {
     const Verified& span = spans_[order_[r]];
     const int64_t was = span.position - drafter_.begins[order_[r]];  // of the newest token, in the drafter's text
-    const int64_t kept = std::min(drafter_.max_kept, 1 + std::min(span.num_right, span.num_drafted - 1));
-    const int64_t begin = was + kept, end = was + span.num_right + 2;
+    const int64_t num_final = std::min(drafter_.max_final, 1 + std::min(span.num_right, span.num_drafted - 1));
+    const int64_t begin = was + num_final, end = was + span.num_right + 2;
     starts_.push_back((int64_t)own_tokens_.size());
     own_lengths_.push_back(end - begin);
     own_ends_.push_back(end);
-    for (int64_t i = kept - 1; i <= span.num_right; i++) {
+    for (int64_t i = num_final - 1; i <= span.num_right; i++) {
       own_tokens_.push_back(sampled_[span.first_row + i]);
       own_positions_.push_back(was + i + 1);
       const float* tap = options_.taps + (span.first_row + i) * options_.taps_width;

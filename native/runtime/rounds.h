@@ -13,7 +13,7 @@ struct RoundsDrafter {
   ChainOptions chain;  // but for `lengths`, `tokens` and `first`
   std::vector<GroupInputs> groups;  // tables and `first_token` of its cache, with blocks for all rounds
   const int64_t* begins;            // [S] position of the model at which the drafter's text begins
-  int64_t max_kept;                 // computed tokens of a draft that stay where they were right, at most
+  int64_t max_final;                 // computed tokens of a draft that stay where they were right, at most
   float* logits;                    // [S, logits_stride]
   int64_t logits_stride;
 };

@@ -5,7 +5,7 @@ from tiny_models import build
 
 from drafting import TINY
 from ridgeline import LLM
-from ridgeline.decoding.strategies import speculative
+from ridgeline.decoding import model_drafts
 
 
 @pytest.fixture(scope="module")
@@ -21,4 +21,4 @@ def plain(target):
 @pytest.fixture
 def one_round(monkeypatch):
     """Every step has one round, as where something has to be seen of each."""
-    monkeypatch.setattr(speculative, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(model_drafts, "MAX_ROUNDS", 1)

@@ -9,7 +9,7 @@ from tiny_models import build
 from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
-from ridgeline.decoding.strategies import speculative
+from ridgeline.decoding import model_drafts
 from ridgeline.engine.journal import timed_steps
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
@@ -24,8 +24,8 @@ def at_most(monkeypatch):
     """How many rounds a step has, however long they take."""
 
     def set_most(most):
-        monkeypatch.setattr(speculative, "MAX_ROUNDS", most)
-        monkeypatch.setattr(speculative, "MAX_ROUNDS_S", 3600.0 if most > 1 else 1e-9)
+        monkeypatch.setattr(model_drafts, "MAX_ROUNDS", most)
+        monkeypatch.setattr(model_drafts, "MAX_ROUNDS_S", 3600.0 if most > 1 else 1e-9)
 
     return set_most
 

@@ -13,9 +13,9 @@ from test_speculative import sequence
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Rounds, SampledToken, Span, StepPlan, StepResult
+from ridgeline.decoding import model_drafts
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted
-from ridgeline.decoding.strategies import speculative
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Room
 
@@ -208,7 +208,7 @@ def test_a_model_that_becomes_right_is_noticed():
 
 def rate_of_rounds(outside, monkeypatch, num_texts=8):
     """Tokens a second of short texts, of steps that go on by themselves; `outside`: how often a draft is right."""
-    monkeypatch.setattr(speculative, "MAX_ROUNDS_S", 1e3)
+    monkeypatch.setattr(model_drafts, "MAX_ROUNDS_S", 1e3)
     seconds = 0.0
     for seed in range(4):
         machine = Machine(outside, seed, rounds=True)

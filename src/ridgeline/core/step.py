@@ -277,7 +277,7 @@ class Rounds(NamedTuple):
     stop_ids: Sequence[Collection[int]]
     begins: Sequence[int]  # the position of each at which the drafter's text begins
     tables: tuple[tuple[BlockTable, ...], ...]  # [group][span] of the drafter's cache, with blocks for all rounds
-    max_kept: int  # computed tokens of a draft that stay in that cache where they were right, at most
+    max_final: int  # computed tokens of a draft that stay in that cache where they were right, at most
 
 
 class StepPlan(NamedTuple):

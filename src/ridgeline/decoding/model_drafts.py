@@ -13,6 +13,8 @@ from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
+MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
+FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
 
@@ -39,15 +41,18 @@ class ModelDrafts:
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
+        self._round_s: float | None = None  # what one of the last step with drafts took
         self._trust = DEAR_TRUST if self._going_on is None else TRUST
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
         self._unseen = deque[tuple[StepPlan, list[Vectors]]]()  # hidden states of steps, each going on from the first
         self._num_unseen = 0  # rows of them
         self.is_behind = False  # whether these cannot wait until somebody is drafted for
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
-        later does not tell how much of it was right. Of several rounds the last one is looked at."""
+        later does not tell how much of it was right. The last one of several rounds is looked at."""
+        if not plan.token_ids and plan.spans[0].num_optional:
+            self._round_s = seconds / result.num_rounds
         if result.further:
             plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
             self._went_on(running, plan.spans)
@@ -107,10 +112,18 @@ class ModelDrafts:
         self.failures = 0
         return drafts
 
-    def rounds(self, asked: Sequence[DraftRequest], most: int) -> Rounds | None:
-        """Return how a step goes on that verifies drafts of so many tokens, as they were just made; None: it ends."""
+    def rounds(self, asked: Sequence[DraftRequest], plain_s: float | None) -> Rounds | None:
+        """Return how a step goes on that verifies drafts of so many tokens, of all that run, as they were just made.
+
+        None: it ends. `plain_s` is what a step without drafts takes, where that is known.
+        """
+        if self._going_on is None or any(view.request.adapter or view.grammar is not None for view, *_ in asked):
+            return None
+        round_s = FIRST_TAKES * plain_s if self._round_s is None and plain_s is not None else self._round_s
+        within = 1 if round_s is None else int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
+        most = min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
         try:
-            return None if self._going_on is None else self._going_on.rounds(asked, most)
+            return self._going_on.rounds(asked, most) if most > 1 else None
         except Exception:
             self.failures += 1
             log.exception("a step that verifies drafts does not go on by itself")
@@ -140,3 +153,46 @@ class ModelDrafts:
         """Forget the sequence: it has ended."""
         self._repeats.forget(view)
         self.drafter.forget(view)
+
+
+def num_left(view: SequenceView) -> int:
+    """Return how many tokens an output may still get."""
+    return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
+
+
+def gains_more(
+    control: DraftControl | None, view: SequenceView, guess: Guess, computed: Guess | None, num_decodes: int
+) -> bool:
+    """Tell whether a draft that is there gains more than one that a model computes, if any, with what both take."""
+    if control is None or computed is None:
+        return True
+    survival = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
+    rate = control.rate(num_decodes, survival, computed=False)
+    return rate >= control.rate(num_decodes, computed.survival, computed=True)
+
+
+def lengths_of(
+    guesses: Mapping[int, Guess], control: DraftControl | None, method: str | None, num_decodes: int, budget: int
+) -> dict[int, int]:
+    """Return how many tokens of each guess pay and fit into `budget` tokens, by sequence, where there are any.
+
+    `method` is that of a model.
+    """
+    if control is not None:
+        acceptance = control.acceptance
+        survivals = [g.survival or acceptance.survival(key, g.kind, g.num_tokens) for key, g in guesses.items()]
+        for index, guess in enumerate(guesses.values()):
+            if guess.depth:
+                mean = sum(survivals[index][: guess.depth]) / guess.num_tokens
+                survivals[index] = [mean] * guess.num_tokens
+        computed = any(guess.kind[0] == method for guess in guesses.values())
+        wanted = control.choose(num_decodes, survivals, budget, computed=computed)
+        wanted = [g.num_tokens if g.depth and n else n for g, n in zip(guesses.values(), wanted, strict=True)]
+    else:
+        wanted = [guess.num_tokens for guess in guesses.values()]
+    lengths: dict[int, int] = {}
+    for seq_id, length in zip(guesses, wanted, strict=True):
+        if (length := min(length, budget)) > 0:
+            lengths[seq_id] = length
+            budget -= length
+    return lengths

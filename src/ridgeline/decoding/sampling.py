@@ -126,7 +126,7 @@ class Sampler:
     def is_bare(self) -> bool:
         """Whether that is so, and nothing more of these rows is asked for, looked at or verified."""
         last = self._last
-        return last is not None and last.bare and not (last.masks or last.checked or last.drafted)
+        return last is not None and last.bare and not (last.masked or last.checked or last.drafted)
 
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()

@@ -101,7 +101,7 @@ class Strategy(Protocol):
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         """Return what comes of the decisions on the sequence's `rows`; not called where there were none.
 
-        Of a step of several rounds, the span of each is taken in by itself.
+        The span of each round is taken in by itself.
         """
         ...
 

@@ -95,7 +95,7 @@ class Executor(Protocol):
         ...
 
     def hurry(self, asked: bool) -> None:
-        """Begin no further round of a step while that is `asked`; any thread."""
+        """Make steps begin no further round while that is `asked`; any thread."""
         ...
 
     def facts(self) -> Mapping[str, Choice]:

@@ -231,7 +231,7 @@ class NativeExecutable:
             assert isinstance(fold, NativeExecutable) and fold._features and fold._result, "it makes features of others"
             taps_TW = np.empty((num_tokens, self._taps_width), dtype=np.float32)
             features = (*buffers, fold._tape, fold._features.buffer, fold._result.buffer, taps_TW)
-        by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_kept)
+        by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_final)
         of_drafter = (drafter._tape, *by_ids, drafter._room(len(rounds.room)), drafter._program.vocab_size)
         spans_2S = np.array([rounds.begins, rounds.room], dtype=np.int64)
         stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]

@@ -17,19 +17,18 @@ from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
-from ridgeline.decoding.model_drafts import Guess, ModelDrafts
+from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, num_left
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
+from ridgeline.decoding.unverified import Unverified
 from ridgeline.spec.spec import DecoderSpec
 
 FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
-MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
-FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 
 
@@ -85,7 +84,7 @@ class Speculative(Autoregressive):
         self._control = control
         self._clock = clock
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
-        self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
+        self._unverified = Unverified()
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._running: Sequence[SequenceView] = ()  # as it was given last
@@ -93,7 +92,6 @@ class Speculative(Autoregressive):
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._going_on: Rounds | None = None  # how this step goes on by itself
         self._landed_rounds = 1  # of the last step
-        self._round_s: float | None = None  # what one of the last step with drafts took
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
@@ -167,7 +165,7 @@ class Speculative(Autoregressive):
         guess, model = None, self._model
         draft, survival = self._propose(view)
         if draft is not None:
-            self._set_aside(view, draft)
+            self._unverified.add(view, draft)
             survival = survival or self._survival(control, view, draft)
         elif model is not None and (most := model.most(view, self._room(view))) > 0:
             guess = model.guess(view, most, control, len(running))
@@ -198,20 +196,20 @@ class Speculative(Autoregressive):
                 computed = model.guess(view, num_tokens, control, count)
             if draft is not None:
                 guess = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
-                if computed is None or control is None or self._is_better(control, view, guess, computed, count):
+                if draft.method == FORCED or gains_more(control, view, guess, computed, count):
                     drafts[view.seq_id], guesses[view.seq_id] = draft, guess
                     continue
-                self._set_aside(view, draft)
+                self._unverified.add(view, draft)
             if computed is not None:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
                 guesses[view.seq_id] = computed
-        lengths = self._lengths(guesses, len(running), budget)
+        lengths = lengths_of(guesses, control, model and model.method, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
                 if length := lengths.get(view.seq_id):
                     self._drafts[view.seq_id] = draft.shortened(length)
                 else:
-                    self._set_aside(view, draft)
+                    self._unverified.add(view, draft)
         self._asking_s = self._clock() - began_s
         if unguessed and model is not None:
             chosen = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
@@ -226,31 +224,14 @@ class Speculative(Autoregressive):
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
                 self._going_on = self._rounds(model, running)
 
-    def _is_better(
-        self, control: DraftControl, view: SequenceView, guess: Guess, computed: Guess, num_decodes: int
-    ) -> bool:
-        """Tell whether a draft that is there gains more than one that a model computes, with the time of both."""
-        if guess.kind[0] == FORCED:
-            return True
-        survivals = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
-        rate = control.rate(num_decodes, survivals, computed=False)
-        return rate >= control.rate(num_decodes, computed.survival, computed=True)
-
     def _rounds(self, model: ModelDrafts, running: Sequence[SequenceView]) -> Rounds | None:
         """Return how the step goes on that verifies the drafts, where `model` has made one of each of `running`."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
-        if any(view.request.adapter for view in running):
-            return None
         if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
             return None
-        round_s, control, count = self._round_s, self._control, len(running)
-        if round_s is None and control is not None and control.times.knows(count, 0):
-            round_s = FIRST_TAKES * control.times.plain_s(count)
-        most = max(_rest(view) // (1 + num_tokens) for view, num_tokens, _ in asked) * 2
-        within = 1 if round_s is None else int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
-        most = min(most, within)
-        return model.rounds(asked, most) if most > 1 else None
+        known = self._control is not None and self._control.times.knows(len(running), 0)
+        return model.rounds(asked, self._control.times.plain_s(len(running)) if self._control and known else None)
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -268,7 +249,7 @@ class Speculative(Autoregressive):
         span = span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
         if self._going_on is None or num_guessed < len(draft.token_ids):
             return span
-        most = min((self._going_on.most - 1) * span.num_tokens, _rest(view) - span.num_tokens)
+        most = min((self._going_on.most - 1) * span.num_tokens, num_left(view) - span.num_tokens)
         return span._replace(num_further=most)
 
     def rounds(self, spans: Sequence[Span]) -> Rounds | None:
@@ -318,16 +299,16 @@ class Speculative(Autoregressive):
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         if self._drafts:
-            self._landed_rounds, self._round_s = result.num_rounds, seconds / result.num_rounds
+            self._landed_rounds = result.num_rounds
         if self._model is not None:
-            self._model.observe(self._running, plan, result)
+            self._model.observe(self._running, plan, result, seconds)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             num_spans = len(plan.spans)
             self._window.land((num_spans, plan.num_tokens - num_spans) if decodes else None, self._clock())
 
     def forget(self, view: SequenceView) -> None:
-        self._unverified.pop(view.seq_id, None)
+        self._unverified.forget(view)
         for proposer in self._proposers.values():
             proposer.forget(view)
         if self._model is not None:
@@ -346,7 +327,8 @@ class Speculative(Autoregressive):
         that had to be known."""
         if (room := self._room(view)) <= 0:
             return None, ()
-        self._learn_in_hindsight(view)
+        if self._control is not None:
+            self._unverified.compare(view, self._control.acceptance)
         best, best_gain, best_survival = None, 0.0, list[float]()
         for name, proposer in self._proposers.items():
             if (draft := proposer.propose(view, room)) is None:
@@ -359,7 +341,7 @@ class Speculative(Autoregressive):
             if gain > best_gain:
                 worse, best, best_gain, best_survival = best, draft, gain, survival
             if worse is not None:
-                self._set_aside(view, worse)
+                self._unverified.add(view, worse)
         return best, best_survival
 
     def _survival(self, control: DraftControl, view: SequenceView, draft: Draft) -> list[float]:
@@ -377,12 +359,6 @@ class Speculative(Autoregressive):
         asked = view.request.params.speculation
         return (self._always or bool(view.request.prediction_ids)) and (asked is None or asked.enabled)
 
-    def _set_aside(self, view: SequenceView, draft: Draft) -> None:
-        """Note a draft that is not verified, to compare it with what comes, unless one is still to be compared."""
-        known, drafts = self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))
-        if known == len(view.token_ids):
-            drafts.append(draft.first_way())
-
     def _room(self, view: SequenceView) -> int:
         """Return how many tokens a draft may have."""
         num_output = len(view.token_ids) - len(view.request.prompt_ids)
@@ -390,7 +366,7 @@ class Speculative(Autoregressive):
             return 0
         asked = view.request.params.speculation
         most = asked.num_speculative_tokens if asked is not None else None
-        rest = _rest(view) - 1
+        rest = num_left(view) - 1
         return min(self._max_draft_tokens, rest, rest if most is None else most)
 
     def _by_rule(self, rule: str, view: SequenceView) -> bool:
@@ -401,48 +377,8 @@ class Speculative(Autoregressive):
         params = view.request.params
         return rule in self._rules and params.seed is None and not params.greedy and view.grammar is None
 
-    def _learn_in_hindsight(self, view: SequenceView) -> None:
-        """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
-        if self._control is None or (unverified := self._unverified.get(view.seq_id)) is None:
-            return
-        known, drafts = unverified
-        if len(view.token_ids) - known < max(len(draft.token_ids) for draft in drafts):
-            return  # more of it is still to come
-        del self._unverified[view.seq_id]
-        for draft in drafts:
-            came = view.token_ids[known : known + len(draft.token_ids)]
-            right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
-            self._control.acceptance.observe(view.seq_id, draft.kind, len(came), right)
-
-    def _lengths(self, guesses: dict[int, Guess], num_decodes: int, budget: int) -> dict[int, int]:
-        """Return how many tokens of each guess pay and fit into `budget` tokens, by sequence, where there are any."""
-        if self._control is not None:
-            acceptance = self._control.acceptance
-            survivals = [g.survival or acceptance.survival(key, g.kind, g.num_tokens) for key, g in guesses.items()]
-            for index, guess in enumerate(guesses.values()):
-                if guess.depth:
-                    mean = sum(survivals[index][: guess.depth]) / guess.num_tokens
-                    survivals[index] = [mean] * guess.num_tokens
-            method = None if self._model is None else self._model.method
-            computed = any(guess.kind[0] == method for guess in guesses.values())
-            wanted = self._control.choose(num_decodes, survivals, budget, computed=computed)
-            wanted = [g.num_tokens if g.depth and n else n for g, n in zip(guesses.values(), wanted, strict=True)]
-        else:
-            wanted = [guess.num_tokens for guess in guesses.values()]
-        lengths: dict[int, int] = {}
-        for seq_id, length in zip(guesses, wanted, strict=True):
-            if (length := min(length, budget)) > 0:
-                lengths[seq_id] = length
-                budget -= length
-        return lengths
-
 
 def _budget(running: Sequence[SequenceView], room: Room) -> int:
     """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
     is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
     return 0 if is_busy else min(room.num_tokens, room.num_rows)
-
-
-def _rest(view: SequenceView) -> int:
-    """Return how many tokens an output may still get."""
-    return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
