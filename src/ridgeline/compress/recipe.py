@@ -128,7 +128,7 @@ class PruneRecipe(Calibration):
     )
     hardware: str = option("this", "What --latency is of: the machine here, or a datasheet, NAME or NAME:COUNT.")
     axes: Literal["both", "width", "depth"] = option(
-        "both", "What is cut: width (hidden channels, neurons, heads), depth (layers), or both."
+        "both", "What is cut: width (hidden channels, neurons, heads; of a mixture experts), depth (layers), or both."
     )
     candidates: int = option(16, "Number of shapes that are compared on text.", low=1)
 
