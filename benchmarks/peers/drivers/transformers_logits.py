@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 @torch.inference_mode()
 def main(model: str, threads: int, continued: int, windows: list, out: str, options: dict) -> None:
     torch.set_num_threads(threads)
-    loaded = AutoModelForCausalLM.from_pretrained(model, **options)
+    loaded, told = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True, **options)
+    if missing := sorted(told["missing_keys"]):
+        raise ValueError(f"it finds no {missing[0]}, nor {len(missing) - 1} others, and would take random numbers")
     found = {}
     for number, window in enumerate(windows):
         found[f"logits{number}"] = loaded(torch.tensor([window[:-1]])).logits[0].float().numpy()

@@ -85,23 +85,19 @@ class Shape:
     def config(self, config: Mapping[str, object], layers: Sequence[int]) -> dict[str, object]:
         """Return config.json of a model of this shape, made of the `layers` of the one of `config`."""
         kinds, ffn = config.get("layer_types"), read_spec(config).layers[0].feed_forward
+        own = {"intermediate_size": self.ffn, "head_dim": self.head_dim}
         if isinstance(ffn, MixtureOfExperts):
-            sizes = {MIXTURES[str(config["model_type"])]: self.ffn}
-            sizes["num_experts_per_tok"] = min(self.ffn, ffn.routing.top_k)
-        else:
-            sizes = {
-                "hidden_size": self.hidden,
-                "intermediate_size": self.ffn,
-                "num_attention_heads": self.kv_heads * self.group,
-                "num_key_value_heads": self.kv_heads,
-                "head_dim": self.head_dim,
-            }
+            own = {MIXTURES[str(config["model_type"])]: self.ffn}
+            own["num_experts_per_tok"] = min(self.ffn, ffn.routing.top_k)
         gone = ("quantization_config", "max_window_layers", "num_local_experts")
         return {
             **{key: value for key, value in config.items() if key not in gone},
             **({"layer_types": [kinds[layer] for layer in layers]} if isinstance(kinds, list) else {}),
             "num_hidden_layers": self.layers,
-            **sizes,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.kv_heads * self.group,
+            "num_key_value_heads": self.kv_heads,
+            **own,
         }
 
     def program(self, config: Mapping[str, object]) -> Program:
@@ -178,21 +174,17 @@ def importance(spec: DecoderSpec, program: Program, weights: Weights, batches: S
     norms = [op for op in program.ops if op.kind in NORMS and AXES.get(_end(op.weights[0])) == ("hidden",)]
     inputs, outputs = ({getattr(op, side)[0]: op.weights[0] for op in norms} for side in ("inputs", "outputs"))
     last = {op.inputs[0]: op.weights[0] for op in program.ops if _end(op.label) in ("attn.o", "ffn.down")}
-    routed = {name for op in program.ops if op.kind == "experts" for name in op.inputs}
     squares = {name: torch.zeros(shape.hidden) for name in inputs.values()}
     sums: dict[str, torch.Tensor] = {}
-    added: dict[str, torch.Tensor] = {}
     turned_L, num_tokens = torch.zeros(shape.layers), sum(ids_BT.numel() for ids_BT in batches)
     ends = [*(f"layers.{layer}.mixer_norm.weight" for layer in range(shape.layers)), "final_norm.weight"]
     for ids_BT in batches:
         values, passing = dense_inputs(ids_BT), dict[str, torch.Tensor]()
         for op in interpret_each(program, weights, values, DenseMemory(program.states, len(ids_BT), ids_BT.shape[1])):
             if op.kind == "experts":
-                scores_E = _scores(op, [passing.pop(name) for name in op.inputs], weights)
-                added[op.weights[2]] = added.get(op.weights[2], torch.zeros(shape.ffn)) + scores_E / num_tokens
+                scores_E, key = _scores(op, values, weights) / num_tokens, op.weights[2]
+                sums[key] = sums.get(key, torch.zeros(shape.ffn)) + scores_E
             for name in op.outputs:
-                if name in routed:
-                    passing[name] = values[name]
                 if name in inputs:
                     passing[inputs[name]] = values[name]
                     squares[inputs[name]] += values[name].square().sum(0) / num_tokens
@@ -202,7 +194,7 @@ def importance(spec: DecoderSpec, program: Program, weights: Weights, batches: S
         for layer, (begin, end) in enumerate(zip(ends, ends[1:])):
             cosine = torch.nn.functional.cosine_similarity(passing[begin], passing[end], dim=-1)
             turned_L[layer] += (1 - cosine).sum() / num_tokens
-    read = added | {name: (sums[name] * weights[name].square().sum(0)).sqrt() for name in last.values()}
+    read = sums | {name: (sums[name] * weights[name].square().sum(0)).sqrt() for name in last.values()}
     heads = torch.stack([read[f"layers.{layer}.attn.o.weight"] for layer in range(shape.layers)])
     return Importance(
         layers_L=turned_L,
@@ -283,13 +275,13 @@ def _end(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
-def _scores(op: Op, inputs: Sequence[torch.Tensor], weights: Weights) -> torch.Tensor:
+def _scores(op: Op, values: Weights, weights: Weights) -> torch.Tensor:
     """Return what each expert adds, [E]: the norms of its outputs, times what they count for, of all tokens."""
-    x_TH, ids_TK, counts_TK = inputs
+    x_TH, ids_TK, counts_TK = (values[name] for name in op.inputs)
     alone = (x_TH.repeat_interleave(ids_TK.shape[1], 0), ids_TK.reshape(-1, 1), counts_TK.reshape(-1, 1))
-    values = dict(zip(op.inputs, alone, strict=True))
-    compute(op, weights, values, DenseMemory((), 1, 1))
-    return torch.zeros(len(weights[op.weights[0]])).index_add(0, ids_TK.flatten(), values[op.outputs[0]].norm(dim=1))
+    each = dict(zip(op.inputs, alone, strict=True))
+    compute(op, weights, each, DenseMemory((), 1, 1))
+    return torch.zeros(len(weights[op.weights[0]])).index_add(0, ids_TK.flatten(), each[op.outputs[0]].norm(dim=1))
 
 
 def _steps(size: int) -> list[int]:

@@ -24,7 +24,7 @@ class Calibration:
     seed: int = option(0, "Seed that draws the calibration windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class DistillRecipe:
     seed: int = option(0, "Seed that draws the training windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,4 +170,4 @@ class HeadRecipe:
     seed: int = option(0, "Seed that draws the training windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
