@@ -91,7 +91,6 @@ def distill(
         seed=recipe.seed,
     )
     bits: Callable[[DenseModel], float] = lambda model: bits_per_byte(model, quick, num_bytes, run.dtype)  # noqa: E731
-    partial.mkdir(parents=True, exist_ok=True)
     copy_beside(folder.path, partial, *NOT_COPIED)
     dtype = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), FLOAT32)
     loss_of = Distillation(student.program, teacher, recipe, run.dtype)

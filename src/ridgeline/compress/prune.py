@@ -44,7 +44,6 @@ def prune(
     best = compared(source, model.weights, found, shapes, torch.cat(batches), report)
     shape = best[0].shape
     config = shape.config(source, found.retained(shape).layers)
-    partial.mkdir(parents=True, exist_ok=True)
     copy_beside(model.folder.path, partial, "config.json", *NOT_COPIED)
     dtype = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), FLOAT32)
     save_weights(partial, read_spec(config), as_arrays(found.pruned(shape, model.weights)), dtype)

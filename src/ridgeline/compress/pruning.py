@@ -53,14 +53,11 @@ Weights = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model; `group` query heads share the keys and values of one head. All but `head_dim` can shrink.
-
-    `ffn`: the neurons of an MLP, or the experts of a mixture.
-    """
+    """Sizes of a model; `group` query heads share the keys and values of one head. All but `head_dim` can shrink."""
 
     layers: int
     hidden: int
-    ffn: int
+    ffn: int  # neurons of an MLP, or experts of a mixture
     kv_heads: int
     group: int
     head_dim: int

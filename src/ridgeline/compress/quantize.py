@@ -319,10 +319,8 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
         return whole
     at = [rows for target in source.rename.targets for rows in source.rows(program, target, slice(None))]
     order = np.argsort(take_ranges(np.arange(len(whole.codes)), 0, at))
-    points = None if whole.points is None else whole.points[order]
-    minima = None if whole.minima is None else whole.minima[order]
-    codes, scales = whole.codes[order], whole.scales[order]
-    return replace(whole, packed=codes, scales=scales, points=points, minima=minima)
+    points, minima = (None if each is None else each[order] for each in (whole.points, whole.minima))
+    return replace(whole, packed=whole.codes[order], scales=whole.scales[order], points=points, minima=minima)
 
 
 def _reports_of(shard: Path) -> Path:

@@ -229,9 +229,7 @@ def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: L
     texts = [request.prompt for request in requests if isinstance(request.prompt, str)]
     if not texts:
         return requests
-    tokenizer = ModelFolder.open(config.model.model, config.model.revision).tokenizer()
-    if tokenizer is None:
-        raise ConfigError(f"{config.model.model} has no tokenizer, and the workload {workload} is text")
+    tokenizer = ModelFolder.open(config.model.model, config.model.revision).text_tokenizer()
     return [replace(r, prompt=tokenizer.encode(r.prompt)) if isinstance(r.prompt, str) else r for r in requests]
 
 
