@@ -99,9 +99,7 @@ def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> di
     return {f"{layer}.{key}": value for key, value in facts.items()}
 
 
-def quantization_config(
-    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]]
-) -> dict[str, object]:
+def quantization_config(form: StoredFormat, ignored: Sequence[str], others: Mapping[Any, Any]) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
     assert not others, "a model of HQQ has one format"
     weights = {"nbits": form.bits, "group_size": form.group, "axis": 1, "channel_wise": True, "optimize": True}
