@@ -2,12 +2,14 @@
 
 from dataclasses import astuple, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from families import tiny_config
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.efficiency import (
     MANY,
@@ -21,12 +23,14 @@ from ridgeline.cost.efficiency import (
     fit_rest,
     key_of,
 )
+from ridgeline.cost.prices import SHORT
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load
+from ridgeline.spec.families import read_spec
 
 MODELS = ("python-1m", "mixtral-8x7b")
 LOADS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=6)
@@ -93,6 +97,31 @@ def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes,
     assert predicted.seconds(load) == pytest.approx(expected, rel=1e-9)  # from what it keeps
     missing = {*keys} - (known.keys() if fitted else set())
     assert predicted.unfitted == missing
+
+
+def test_a_recurrence_takes_span_by_span_short_ones_in_another_way_than_long_ones():
+    program = lower(read_spec(tiny_config("mamba2", 0)))
+    pieces = [piece for piece in pieces_of(program) if piece.kind in ("ssd", "causal_conv")]
+    known = {}
+    for piece in pieces:
+        if piece.kind == "ssd":
+            known[f"{key_of(piece)} short"] = Efficiency(0.2, 0.9, 1.0, 0.0, token_s=3e-6)
+            known[f"{key_of(piece)} long"] = Efficiency(0.8, 0.9, 1.0, 5e-6)
+    calibration = Calibration(
+        version=VERSION, num_threads=1, measured_at="", efficiencies=known, held_out_error=None, rest=Rest(0.0, 0.0)
+    )
+    recurrence = [piece for piece in pieces if piece.kind == "ssd"]
+    predicted = StepTime(program, recurrence, Cached(0), 1, calibration)
+    short, long = ((1, 100), (SHORT, 40), (1, 9)), ((SHORT + 1, 60), (200, 200))
+    parts = [predicted.seconds(Load(spans, len(spans))) for spans in (short, long)]
+    assert predicted.seconds(Load((*long[:1], *short, *long[1:]), 5)) == pytest.approx(sum(parts))
+    assert parts[0] > 3e-6 * 10 * len(recurrence) and parts[1] > 5e-6 * len(recurrence)
+    assert not predicted.unfitted
+    others = StepTime(program, pieces, Cached(0), 1, calibration)
+    others.seconds(Load(short, 3))
+    assert {(key.split()[0], key.split()[-1]) for key in others.unfitted} == {("causal_conv", "short")}
+    kernel = Path(__file__).parents[2] / "native" / "kernels" / "recurrent" / "recurrence.h"
+    assert f"kFewTokens = {SHORT};" in kernel.read_text()
 
 
 def test_a_limit_is_the_price_on_the_card():

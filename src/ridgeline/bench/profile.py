@@ -19,6 +19,7 @@ from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
 from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
+from ridgeline.cost.prices import forms_of
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
@@ -284,7 +285,8 @@ class Profiler:
             for timing, cost in zip(step.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
-                key, limit = key_of(timing) + roofline.where, roofline.predict(cost, timing.inputs)
+                key = key_of(timing) + forms_of(timing.kind, step.load)[-1][0] + roofline.where
+                limit = roofline.predict(cost, timing.inputs)
                 row.append(_TimedOp(key, cost, limit, timing.seconds, step.load.num_tokens))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))

@@ -3,8 +3,8 @@
     predicted = overhead + t · tokens + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
 
 `compute` and `memory` are the limits of the roofline, so what is fitted is a share of a ceiling. Fitted by medians over
-small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention alone has a t, and p = 1: a token
-takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
+small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention and recurrences alone have a t, and
+p = 1: a token takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
 """
 
 import math
@@ -24,7 +24,7 @@ from ridgeline.program.pricing import ElementBytes
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 7  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 8  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -37,6 +37,7 @@ CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
 ADDED_UP = (1e-6, 1e-7, 1.7, 1.3)  # seconds and those of a token; shares of 0.6 and 0.8, where samples do not tell
+RECURRENCES = ("selective_scan", "ssd", "delta_rule", "retention")
 MANY = 64  # tokens of a step
 OPS_FIELDS = 2  # the last ones of a Rest
 
@@ -223,7 +224,7 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
     for key, found in by_key.items():
         if len(found) < MIN_SAMPLES:
             continue
-        if "attention" in key:
+        if "attention" in key or key.split()[0] in RECURRENCES:
             fitted[key] = _added_up(found)
             continue
         shortest = min(sample.measured_s for sample in found)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ridgeline.cost.efficiency import Behind, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.hardware import InputKind
-from ridgeline.cost.prices import GroupPrice, price_groups
+from ridgeline.cost.prices import GroupPrice, forms_of, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group, fuse
@@ -28,8 +28,9 @@ PRIOR_REST = Rest(step_s=60e-6, sequence_s=18e-6)
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Equal pieces: the key of their efficiency, what they multiply, and what they cost."""
+    """Equal pieces: their kind, the key of their efficiency, what they multiply, and what they cost."""
 
+    kind: str
     key: str
     inputs: InputKind
     price: GroupPrice
@@ -101,11 +102,11 @@ class StepTime:
         is_cached = memory_bytes <= self._ceilings.cache_bytes
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
-            fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load.num_tokens)
+            fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load)
             sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
             fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
-        return self._of_pieces(varying, roofline, load.num_tokens) + fixed_s
+        return self._of_pieces(varying, roofline, load) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
@@ -132,14 +133,16 @@ class StepTime:
         """Return what one costs of the pieces that spans decide about, or of the others."""
         return [(each, each.price.cost(load)) for each in self._pieces if each.depends_on_spans is varying]
 
-    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, num_tokens: int) -> float:
+    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, load: Load) -> float:
         total_s = 0.0
         for piece, cost in costs:
-            limit = roofline.predict(cost, piece.inputs)
-            one_s = limit.seconds
-            if not self._is_limit:
-                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s, num_tokens)
-            total_s += piece.price.count * one_s
+            for form, part in [("", load)] if self._is_limit else forms_of(piece.kind, load):
+                limit = roofline.predict(cost if part is load else piece.price.cost(part), piece.inputs)
+                one_s = limit.seconds
+                if not self._is_limit:
+                    key = piece.key + form + roofline.where
+                    one_s = self._seconds(key, limit.compute_s, limit.moving_s, part.num_tokens)
+                total_s += piece.price.count * one_s
         return total_s
 
     def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
@@ -174,7 +177,7 @@ def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:
             group = Group(piece.kind, piece.label, tuple(ops[label] for label in piece.ops))
             alike.setdefault((key_of(piece), piece.inputs, piece.element), []).append(group)
     prices = ((*kind, price) for kind, groups in alike.items() for price in price_groups(program, groups, kind[2]))
-    return [_Priced(key, inputs, price, _depends_on_spans(price)) for key, inputs, _, price in prices]
+    return [_Priced(price.kind, key, inputs, price, _depends_on_spans(price)) for key, inputs, _, price in prices]
 
 
 def _depends_on_spans(price: GroupPrice) -> bool:
