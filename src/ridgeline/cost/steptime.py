@@ -1,8 +1,8 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
     step = k · Σ pieces predicted + rest
-    rest = a + b · sequences + (c + d · sequences) / 2^age + e, with prompts + f, where sequences are gone
-         + g, where the next one is planned anew meanwhile
+    rest = a + b · sequences + (c + d · sequences) / 2^age + e · sequences that came + f, where sequences are gone
+         + g, where the next one is planned anew meanwhile + h · tokens of the step before it was laid out anew / 2^age
 
 `age` is how many steps ago one was laid out anew; k goes by the tokens of the step.
 
@@ -10,6 +10,7 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,8 +68,10 @@ class StepTime:
 
     def seconds(self, load: Load, behind: Behind | None = None) -> float:
         """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""
-        usual = Behind(0) if load.num_tokens > len(load.spans) else Behind()
-        return self.rest.of(self._step(load, behind or usual))
+        if behind is None:
+            came = sum(num_tokens == end for num_tokens, end in load.spans)
+            behind = Behind(0 if load.num_tokens > len(load.spans) else math.inf, came=came)
+        return self.rest.of(self._step(load, behind))
 
     def fitted(self, steps: Iterable[tuple[Load, Behind, float]], *, with_ops: bool) -> "StepTime":
         """Return the same with what is around ops, and `with_ops` what these take among others, as in these steps."""
@@ -89,8 +92,7 @@ class StepTime:
         return found
 
     def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
-        verifies = load.num_rows == load.num_tokens
-        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds, verifies)
+        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds)
 
     def _ops_s(self, load: Load) -> float:
         """Return what all pieces take when nothing is around them."""
