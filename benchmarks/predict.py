@@ -1,6 +1,6 @@
 """How far predicted step times are from measured ones: mixed steps of an engine, each priced as it was planned.
 
-usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--runs 2]
+usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--runs 5]
        [--held-out MODEL ...]
 
 A MODEL is a folder, a bundled model, or one of moe, recurrent and dense: made here, of random weights (needs
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16"])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=2, help="of the same steps, at least 2")
+    parser.add_argument("--runs", type=int, default=5, help="of the same steps, at least 2")
     parser.add_argument("--held-out", nargs="+", default=[])
     options = parser.parse_args()
     if options.steps <= WARM or options.runs < 2:
