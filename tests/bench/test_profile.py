@@ -15,12 +15,12 @@ from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.params import SamplingParams
-from ridgeline.cost.account import account, total
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.build import build_engine
 from ridgeline.program.pricing import ElementBytes, Load
+from walked import account, total
 
 CEILING = {1: Ceiling.of([1e9])}
 HARDWARE = Hardware(

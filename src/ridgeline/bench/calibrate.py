@@ -15,9 +15,7 @@ LIMIT_S = 50.0  # and then MIXED_S
 MIN_STEPS, MAX_STEPS, STEPS_S = 3, 12, 0.03  # of a kind, and about how long they take together
 REPEATS, CHEAP_S = 8, 1.0  # they are timed so often, in so many seconds
 MIXED_STEPS, MIXED_S = 2400, 10.0  # of requests that come and go, at most: what is around the ops
-USUAL_REST = Rest(
-    40e-6, 5e-6, 100e-6, 10e-6, 5e-7, 100e-6, 100e-6, 50e-6
-)  # of a fast core; what mixed steps do not tell
+USUAL_REST = Rest(40e-6, 5e-6, 100e-6, 10e-6, 100e-6, 100e-6, 50e-6, 5e-7)  # of a fast core: what steps do not tell
 LOADS = (  # sequences, and the context in which each decodes, or else the tokens of the prompt that each has
     (1, 64, 0), (1, 0, 16), (4, 96, 0), (1, 0, 4), (8, 64, 0), (1, 0, 64), (1, 256, 0), (1, 0, 128), (16, 64, 0),
     (1, 0, 32), (8, 0, 2), (2, 96, 0), (1, 0, 8), (4, 256, 0), (1, 0, 256), (16, 0, 4), (1, 768, 0),

@@ -8,7 +8,6 @@ p = 1: a token takes time whatever it sees, and the parts add up. Cached beside 
 """
 
 import math
-from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import product
@@ -173,11 +172,8 @@ class Efficiency:
 
     def _bend(self, compute_s: float, memory_s: float) -> float:
         at = log2(compute_s / memory_s) if compute_s and memory_s else 0.0
-        after = bisect(self.bends, (at, math.inf))
-        if not 0 < after < len(self.bends):
-            return self.bends[min(after, len(self.bends) - 1)][1]
-        (left, low), (right, high) = self.bends[after - 1 : after + 1]
-        return low + (high - low) * (at - left) / (right - left)
+        points, factors = zip(*self.bends)
+        return float(np.interp(at, points, factors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

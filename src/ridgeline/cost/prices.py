@@ -49,9 +49,9 @@ def forms_of(kind: str, load: Load) -> list[tuple[str, Load]]:
     """
     if kind not in SPAN_BY_SPAN:
         return [("", load)]
-    short = tuple(span for span in load.spans if span[0] <= SHORT)
-    parts = (" short", short), (" long", tuple(span for span in load.spans if span[0] > SHORT))
-    return [(form, Load(spans, 0)) for form, spans in parts if spans]
+    parts = {" short": [span for span in load.spans if span[0] <= SHORT]}
+    parts[" long"] = [span for span in load.spans if span[0] > SHORT]
+    return [(form, Load(tuple(spans), 0)) for form, spans in parts.items() if spans]
 
 
 def _concrete(shapes: tuple[Shape, ...], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
@@ -112,7 +112,7 @@ class GroupPrice:
 
 
 def price_groups(program: Program, groups: Sequence[Group], element: ElementBytes) -> Sequence[GroupPrice]:
-    """Return the prices of a program whose ops run in `groups`; their costs are those of `account_groups`."""
+    """Return the prices of a program whose ops run in `groups`; their costs are those of `costs_of`."""
     pricer = Pricer(program, element)
     alike: dict[tuple[str, tuple[OpPrice, ...]], list[Group]] = {}
     for group in groups:

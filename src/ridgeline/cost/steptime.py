@@ -59,7 +59,7 @@ class StepTime:
         self._calibration, self._is_limit = calibration, is_limit
         self.unfitted: set[str] = set()
         self._pieces = _priced(program, pieces)
-        self._sampling, self._program = [key_of(p) for p in pieces if not p.ops], program
+        self._sampling, self._program = [key_of(p) for p in pieces if not (p.ops or is_limit)], program
         self._bytes: dict[tuple[int, int], float] = {}
         self._fixed_s: dict[tuple[int, int, bool], float] = {}
         fitted = calibration.rest if calibration is not None else None
@@ -121,15 +121,12 @@ class StepTime:
             found[limit.bound] = found.get(limit.bound, 0.0) + piece.price.count * limit.seconds
         return found, total
 
-    def ceiling_bytes_per_s(self) -> dict[str, float]:
-        """Return what can be read in a second, at most, from memory and from the cache."""
+    def ceilings_per_s(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the bytes that can be read in a second, and the arithmetic by the type of the program's inputs."""
         ceilings, num_threads = self._ceilings, self._num_threads
-        return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}
-
-    def ceiling_flops_per_s(self) -> dict[str, float]:
-        """Return the arithmetic that is possible in a second, by the type of inputs that the program has."""
         kinds: list[InputKind] = sorted({piece.inputs for piece in self._pieces})
-        return {kind: peak for kind in kinds if (peak := self._ceilings.peak(kind, self._num_threads)) is not None}
+        peaks: dict[str, float] = {k: peak for k in kinds if (peak := ceilings.peak(k, num_threads)) is not None}
+        return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}, peaks
 
     def _costs(self, load: Load, *, varying: bool) -> list[tuple[_Priced, OpCost]]:
         """Return what one costs of the pieces that spans decide about, or of the others."""
@@ -140,16 +137,11 @@ class StepTime:
         for piece, cost in costs:
             for form, part in [("", load)] if self._is_limit else forms_of(piece.kind, load):
                 limit = roofline.predict(cost if part is load else piece.price.cost(part), piece.inputs)
-                one_s = limit.seconds
-                if not self._is_limit:
-                    key = piece.key + form + roofline.where
-                    one_s = self._seconds(key, limit.compute_s, limit.moving_s, part.num_tokens)
-                total_s += piece.price.count * one_s
+                work = piece.key + form + roofline.where, limit.compute_s, limit.moving_s, part.num_tokens
+                total_s += piece.price.count * (limit.seconds if self._is_limit else self._seconds(*work))
         return total_s
 
     def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
-        if self._is_limit:
-            return 0.0
         known = self._calibration
         found = None if known is None else known.predict(key, compute_s, moving_s, num_tokens)
         if found is None:
