@@ -1,6 +1,5 @@
 """Calibration: a few kinds of steps are timed op by op, and the efficiencies of the ops fitted. At most a minute."""
 
-import math
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,13 +41,13 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
         try:
             profile = run(num_steps[load])
         except ConfigError:
-            spent_s[load] = math.inf  # the cache has no room for so many
+            spent_s[load] = LIMIT_S  # the cache has no room for so many
             continue
         profiled[load].append(profiler.samples)
         num_steps[load] = min(max(int(STEPS_S / profile.step_s), MIN_STEPS), MAX_STEPS)
         took_s = time.monotonic() - begun
         spent_s[load], slowest = spent_s[load] + took_s, max(slowest, took_s)
-    # Of one op each, nearly the least: what others do makes none shorter, and those longer that compute most.
+    # Nearly the least of each op: what others do makes none shorter, and those longer that compute most.
     of_ops = (times for repeats in profiled.values() for times in zip(*repeats, strict=True))
     samples = [sorted(times, key=lambda each: each.measured_s)[len(times) // REPEATS] for times in of_ops]
     if not samples:

@@ -49,9 +49,8 @@ def forms_of(kind: str, load: Load) -> list[tuple[str, Load]]:
     """
     if kind not in SPAN_BY_SPAN:
         return [("", load)]
-    parts = {" short": [span for span in load.spans if span[0] <= SHORT]}
-    parts[" long"] = [span for span in load.spans if span[0] > SHORT]
-    return [(form, Load(tuple(spans), 0)) for form, spans in parts.items() if spans]
+    short, long = (tuple([s for s in load.spans if (s[0] > SHORT) is is_long]) for is_long in (False, True))
+    return [(form, Load(spans, 0)) for form, spans in ((" short", short), (" long", long)) if spans]
 
 
 def _concrete(shapes: tuple[Shape, ...], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:

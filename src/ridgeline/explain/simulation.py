@@ -275,8 +275,7 @@ def run_simulated(
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
-    recording = recorder.recording(loop.journal)
-    steps = recording.steps
+    steps = (recording := recorder.recording(loop.journal)).steps
     run_s, running = steps["run_s"], steps["num_spans"]
     used = np.max([steps[f"used_{i}"] / g.num_blocks for i, g in enumerate(setup.layout.groups)], axis=0)
     total_s = float(run_s.sum()) or 1.0
