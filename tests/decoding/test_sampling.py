@@ -1,6 +1,7 @@
 """The Sampler as the executor sees it: against the oracle, alone as in any batch, greedy, errors, log-probabilities."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import array_api_compat.numpy
 import numpy as np
@@ -334,6 +335,28 @@ def test_rows_of_a_step_like_the_last_one_have_the_metadata_of_a_step_of_their_o
         for name in ("logit_row", "temperature", "top_k", "top_p", "min_p", "seed", "num_output", "mask_row"):
             np.testing.assert_array_equal(getattr(found, name), getattr(fresh, name))
         assert found.masks_MW.shape == fresh.masks_MW.shape
+
+
+def test_masks_that_allow_all_are_written_once_and_others_whenever_they_change():
+    """Also those of the rows behind a draft, which the same grammar checks and which are no `allowed` of its own."""
+    every, some = np.full(2, 2**64 - 1, np.uint64), np.array([5, 6], np.uint64)
+    checkers = [SimpleNamespace(allowed=every.copy(), is_open=True) for _ in range(3)]
+    rows = [make_row(temperature=0)._replace(allowed=one.allowed, checker=one) for one in checkers]
+    rows.append(rows[0]._replace(allowed=some.copy()))
+    sampler = Sampler()
+    sampling = sampler.sampling_metadata(rows)
+    sampling.masks_MW[:] = 9
+    copied = replace(sampling, masks_MW=np.full_like(sampling.masks_MW, 9), open_masks={})
+    for number, bound in enumerate(([], [1], [1], [0, 2], [2], [], [])):
+        rows[3].allowed[:] = number
+        for i, one in enumerate(checkers):
+            one.allowed[:], one.is_open = some if i in bound else every, i not in bound
+        for written in (sampling, copied):
+            sampler.write_masks(written)
+            assert written.masks_MW.tolist() == [row.allowed.tolist() for row in rows]
+    sampling.masks_MW[1] = 9
+    sampler.write_masks(sampling)
+    assert sampling.masks_MW[1].tolist() == [9, 9], "it is known to allow all"
 
 
 def test_a_step_without_rows():

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 
+from packs_written import wait_for_packs
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.native import backend
 
@@ -29,6 +30,7 @@ def start(model, monkeypatch, **options):
         patch.setattr(backend, "StreamedWeights", lambda *given: reads.append(1) or real(*given))
         llm = LLM(str(model), backend="native", num_threads=2, max_model_len=64, **options)
     (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
+    wait_for_packs()
     return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), bool(reads)
 
 

@@ -76,7 +76,7 @@ def step_batch(
     batch.bidirectional_block_S[:] = 1
     pairs = [(batch, name, values) for name, values in arrays.items()]
     for given, laid in ((sampling, batch.sampling), *zip(groups, batch.groups)):
-        pairs += [(laid, name, getattr(given, name)) for name in given.__slots__]
+        pairs += [(laid, name, getattr(given, name)) for name in given.__slots__ if name != "open_masks"]
     for laid, name, values in pairs:
         getattr(laid, name)[:] = values
     return batch

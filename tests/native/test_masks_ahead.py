@@ -15,7 +15,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.decoding.checking import other_token
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
-from ridgeline.text.grammar import GrammarState
+from ridgeline.text.grammar import MAX_EXPECTED, GrammarState
 
 PROMPTS = [[7, 8, 9], list(range(5, 90)), [11], [12, 13, 14, 15], [9, 9]]
 SCHEMA = {
@@ -215,7 +215,7 @@ def test_a_wrong_guess_by_itself_costs_one_mask_and_several_in_a_row_cost_more(e
 
 def test_a_grammar_that_gives_up_as_a_token_is_checked_says_so_when_it_takes_the_token_in(engines, monkeypatch):
     """Checking is within a step, and an error there would end the step for all."""
-    grammar = engines[0].engine.intake._grammars.compile(GRAMMARS[4])
+    grammar = replace(engines[0].engine.intake._grammars.compile(GRAMMARS[4]), few_behind={})
     state, error = grammar.start(guesses=True), RequestError("the grammar gave up, make it simpler: too big")
     monkeypatch.setattr(state, "mask", lambda: (_ for _ in ()).throw(error))
     state.prepare()
@@ -233,3 +233,23 @@ def test_a_grammar_that_gives_up_behind_a_token_has_not_ended(engines):
     )
     with pytest.raises(RequestError, match="too big"):
         state.accept(5)
+
+
+def test_masks_come_beforehand_behind_tokens_where_few_others_were_allowed(engines):
+    """In all outputs of a grammar, until many are allowed there as often as it is worth."""
+    intake = engines[0].engine.intake
+    grammar = intake._grammars.compile(StructuredOutputsParams(regex="(x[01]){2}x[a-z0-9]{40}"))
+    x, one = (intake.encode(text, add_special_tokens=False)[0] for text in ("x", "1"))
+
+    def looks(known):
+        state = grammar.start(guesses=True)
+        assert not any(map(state.accept, known))
+        state.prepare()
+        is_open = state.is_open
+        if is_open and not state.allows(x):
+            other_token(state, np.zeros((1, len(state.allowed) * 64), np.float32), 0, lambda row, count: [x] * count)
+        return is_open
+
+    assert [looks([x]), looks([x]), looks([x, one, x])] == [True, False, False]
+    assert [looks([x, one, x, one, x]) for _ in range(5)] == [False] * MAX_EXPECTED + [True]
+    assert [looks([x]), looks([x])] == [True, False]

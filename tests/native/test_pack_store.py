@@ -1,14 +1,21 @@
 """The cache folder of packs: found, rebuilt when the model changes, bounded, and never why a start fails."""
 
+import fcntl
 import logging
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
+from packs_written import wait_for_packs
 from ridgeline.backends.native.packs import store as pack_store
+from ridgeline.backends.native.packs.file import crc32s
 from ridgeline.backends.native.packs.store import PackName, PackStore
 
 SETTINGS = {"layout": 1, "quantize": "int4"}
@@ -49,6 +56,7 @@ def fill(packs, model, settings=SETTINGS, value=1, **options):
         opened.add("part", part(value))
         opened.add("empty", part(0, 0))
         opened.commit()
+        wait_for_packs()
         return False
     assert (found == value).all() and opened.find("empty").size == 0
     return True
@@ -108,6 +116,7 @@ def test_a_part_that_is_new_joins_the_others(packs, model):
     opened = store(packs, model)
     opened.add("new", part(9))
     opened.commit()
+    wait_for_packs()
     again = store(packs, model)
     assert (again.find("part") == 1).all() and (again.find("new") == 9).all()
     assert (opened.find("part") == 1).all(), "what was found is still mapped"
@@ -142,8 +151,8 @@ def test_what_is_not_committed_leaves_nothing(packs, model):
     """As where the weights behind the first part cannot be read."""
     opened = store(packs, model)
     opened.add("part", part(1))
-    opened.close()
-    assert list(packs.iterdir()) == []
+    wait_for_packs()
+    assert not packs.exists()
     assert not fill(packs, model)
 
 
@@ -168,9 +177,66 @@ def test_a_disk_that_fails_costs_a_warning(packs, model, caplog, monkeypatch):
 
 def test_unfinished_files_are_removed_once_nobody_writes_them(packs, model):
     packs.mkdir(parents=True)
-    old, young = packs / "x.abc.partial", packs / "y.abc.partial"
-    old.write_bytes(b"1")
-    young.write_bytes(b"1")
-    os.utime(old, (time.time() - 2 * pack_store.ABANDONED_S,) * 2)
-    fill(packs, model)
-    assert not old.exists() and young.exists()
+    abandoned, written = packs / "x.abc.partial", packs / "y.abc.partial"
+    abandoned.write_bytes(b"1")
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fill(packs, model)
+    assert not abandoned.exists() and written.exists()
+
+
+def test_a_start_does_not_wait_for_its_pack(packs, model):
+    """What is written is what was added, and no longer held then."""
+    waits, data = threading.Event(), part(7)
+    opened = store(packs, model, checksums=lambda parts: (waits.wait(60), crc32s(parts))[1])
+    opened.add("part", data)
+    opened.add("empty", part(0, 0))
+    opened.commit()
+    held = weakref.ref(data)
+    del data
+    assert fill(packs, model, value=6) is False, "another start does not wait either"
+    waits.set()
+    wait_for_packs()
+    assert held() is None and fill(packs, model, value=7)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from ridgeline.backends.native.packs.file import crc32s
+from ridgeline.backends.native.packs.file import crc32s
+from ridgeline.backends.native.packs.store import PackName, PackStore
+def slowly(parts):
+    print("begun", flush=True)
+    time.sleep(float(sys.argv[3]))
+    return crc32s(parts)
+files = sorted(Path(sys.argv[2]).glob("*.safetensors"))
+name = PackName.of(Path(sys.argv[2]), files, {"layout": 1, "quantize": "int4"})
+opened = PackStore(Path(sys.argv[1]), name, 5000, slowly)
+opened.add("part", np.full(5000, 3, np.uint8))
+opened.add("empty", np.full(0, 0, np.uint8))
+opened.commit()
+"""
+
+
+def writing(packs, model, delay_s):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, packs, model, str(delay_s)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_program_that_ends_finishes_its_pack(packs, model):
+    with writing(packs, model, 0.2) as process:
+        assert process.wait(60) == 0
+    assert fill(packs, model, value=3)
+
+
+def test_a_program_that_is_killed_leaves_no_pack_and_the_next_removes_what_there_is(packs, model):
+    with writing(packs, model, 60) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.kill()
+    (left,) = packs.iterdir()
+    assert left.name.endswith(".partial")
+    assert [fill(packs, model) for _ in range(2)] == [False, True]
+    assert not left.exists()

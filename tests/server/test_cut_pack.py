@@ -14,6 +14,7 @@ import torch
 from live_server import LiveServer, eventually, serving
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from packs_written import wait_for_packs
 from ridgeline.backends.native import backend
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.llm import LLM
@@ -56,11 +57,12 @@ def packed(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(backend, "MIN_PACK_BYTES", 0)
     model = str(shared_data / "models/stories260K")
-    LLM(model, **OPTIONS)
+    LLM(model, **OPTIONS)  # writes it behind its start
     return model, pack_below(tmp_path)
 
 
 def pack_below(folder: Path) -> Path:
+    wait_for_packs()
     (pack,) = (folder / "cache/ridgeline/packs").glob("*.pack")
     return pack
 

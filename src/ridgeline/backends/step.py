@@ -86,6 +86,7 @@ class SamplingMetadata:
     num_output: npt.NDArray[np.uint64]
     mask_row: IntArray  # index into the masks, -1: every token is allowed
     masks_MW: npt.NDArray[np.uint64]  # bit i % 64 of word i // 64 allows token i
+    open_masks: dict[int, bool] = field(default_factory=dict[int, bool])  # those that are known to allow all
 
 
 class Trials(NamedTuple):

@@ -165,6 +165,7 @@ class Checker(Protocol):
     """Looks at tokens of a row whose mask allows all, in place of what it would take to find out the mask."""
 
     allowed: Mask
+    is_open: bool  # `allowed` allows all
 
     def allows(self, token_id: int) -> bool:
         """Tell whether a token may follow; True where `allowed` is the mask."""

@@ -41,7 +41,8 @@ def other_token(checker: Checker, logits_RV: Array, row: int, likeliest: Likelie
     listed = (token_id for known, count in _LISTED for token_id in listing(row, count)[known:])
     if (found := checker.first_allowed(listed)) is not None:
         return found
-    fits_V = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: logits_RV.shape[1]].view(np.bool_)
-    logits_V = np.where(fits_V, np.asarray(logits_RV[row])[: len(fits_V)], -math.inf)
-    found = int(logits_V.argmax())
-    return found if logits_V[found] > -math.inf else NO_TOKEN
+    bits = np.unpackbits(checker.allowed.view(np.uint8), bitorder="little")[: logits_RV.shape[1]]
+    fitting_N = np.flatnonzero(bits.view(np.bool_))  # mostly few
+    logits_N = np.asarray(logits_RV[row])[fitting_N]
+    best = int(logits_N.argmax()) if len(logits_N) else -1
+    return int(fitting_N[best]) if best >= 0 and logits_N[best] > -math.inf else NO_TOKEN

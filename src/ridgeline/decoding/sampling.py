@@ -40,7 +40,7 @@ class _InStep:
     plain: list[int]
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
-    masks: list[Mask]  # of the plain rows that have one
+    masked: list[tuple[Mask, SampleRow]]  # the plain rows that have one
     checked: list[Checked]
     drafted: list[list[int]]  # the plain rows with a trial, in groups that are verified together
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
@@ -70,7 +70,7 @@ class Sampler:
             last.before, last.rows = last.rows, rows
             return last.sampling
         last = self._recent.pop(len(rows), None)
-        if last is not None and last.bare and not last.masks and not last.drafted and _are_bare(last.rows, rows):
+        if last is not None and last.bare and not last.masked and not last.drafted and _are_bare(last.rows, rows):
             last.sampling.num_output[:] = [row.num_output for row in rows]
             last.seq_ids, last.rows, last.before = [row.seq_id for row in rows], rows, ()
             self._last = self._recent[len(rows)] = last
@@ -81,12 +81,12 @@ class Sampler:
             sampling = last.sampling
         else:
             sampling = _metadata([rows[i] for i in plain])
-        masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
+        masked = [(mask, rows[i]) for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
         drafted = _together(rows, [i for i in plain if rows[i].trial is not None])
         checkers = [(at, rows[i].row, rows[i].checker) for at, i in enumerate(plain)]
         checked = [Checked(at, row, checker) for at, row, checker in checkers if checker is not None]
-        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, checked, drafted)
+        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masked, checked, drafted)
         self._last = self._recent[len(rows)] = _InStep(rows, *of_rows)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
@@ -94,8 +94,10 @@ class Sampler:
 
     def write_masks(self, sampling: SamplingMetadata) -> None:
         """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
-        if self._last is not None and self._last.masks:
-            np.concatenate(self._last.masks, out=sampling.masks_MW.reshape(-1))
+        for at, (mask, row) in enumerate(() if self._last is None else self._last.masked):
+            is_open = row.checker is not None and row.checker.is_open and row.checker.allowed is mask
+            if not (is_open and sampling.open_masks.get(at)):
+                sampling.masks_MW[at], sampling.open_masks[at] = mask, is_open
 
     @property
     def checked(self) -> Sequence[Checked]:

@@ -17,7 +17,7 @@ from ridgeline.decoding.request import SLOTS
 MAX_LAID = 64  # shapes whose arrays are cached: drafts make steps of a few shapes take turns, between those of prompts
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
 Echoes = list[tuple[int, int]]  # tokens of the step that are stored a second time, and the span that finds them there
-_SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
+_SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata) if "masks" not in field.name)
 
 
 @dataclass(slots=True)

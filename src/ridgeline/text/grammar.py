@@ -9,7 +9,7 @@ tokens). Must not import torch.
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ MAX_REGEX_CHARS = 4 * 2**10
 MAX_CHOICES = 1000
 MAX_CACHED = 256
 MAX_MASKED = 32  # masks behind a wrong guess
+FEW_SHARE = 1 / 64  # of all tokens
+MAX_EXPECTED = 4  # masks that allow many, each of less work than a list and a mask, until few are no longer expected
 _ALL = np.uint64(2**64 - 1)
 WHITESPACE = r"( |\n[ \t]{0,32})"  # between the tokens of JSON; without a bound a model may pad until max_tokens
 MAX_MESSAGE_CHARS = 300
@@ -39,30 +41,33 @@ ANY_TEXT = "(?s:.)+"  # tokens that are whole characters: a mask that allows the
 class GrammarState:
     """Follows one output through its grammar. What it tells depends on the grammar and the tokens alone."""
 
-    def __init__(
-        self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int], *, guesses: bool = False
-    ) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: "Grammar", *, guesses: bool = False) -> None:
+        self._matcher: LLMatcher = grammar.matcher.deep_copy()
+        self._few_behind = grammar.few_behind  # tokens behind which few are expected to be allowed: so many masks more
+        self._last: int | None = None  # token
         self.guesses = guesses  # that the token of the largest logit is allowed, and looks at it when it is known
         self._num_missed = self._num_masked = 0  # guesses in a row that were wrong; masks to go until the next one
         self._error: Exception | None = None
-        self._num_bytes = -(-vocab_size // 32) * 4
-        self._eos_ids = eos_ids
-        self.allowed: Mask = np.zeros(-(-vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
+        self._num_bytes = -(-grammar.vocab_size // 32) * 4
+        self._eos_ids = grammar.eos_ids
+        self.allowed: Mask = np.zeros(-(-grammar.vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
         self._address = self.allowed.ctypes.data
         self._is_current = False
-        self._looks = self._is_open = False  # at tokens, as `allowed` is not the mask; `allowed` allows all
+        self._looks = self.is_open = False  # at tokens, as `allowed` is not the mask; see `Checker`
 
     def prepare(self) -> None:
         """Write `allowed`: `mask`, or that all tokens are, where `allows` will look at the one that is sampled."""
         # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
-        may_look = self.guesses and not self._num_masked and not self._is_current
+        expected = self._few_behind.get(self._last, 0)
+        may_look = self.guesses and not (self._num_masked or self._is_current or expected)
         self._looks = may_look and not self._matcher.compute_ff_tokens()
         if not self._looks:
             self.mask()
-        elif not self._is_open:
+            if expected and not self._allows_few:
+                self._few_behind[self._last] = expected - 1
+        elif not self.is_open:
             self.allowed.fill(_ALL)
-            self._is_open = True
+            self.is_open = True
 
     def allows(self, token_id: int) -> bool:
         """Tell whether a token may follow, behind `prepare`; True where `allowed` is the mask."""
@@ -83,14 +88,21 @@ class GrammarState:
         except Exception as error:  # for `accept` to raise: here, it would end the whole step
             self._error = error
             return 0
+        if self._allows_few:  # as between the strings of JSON
+            self._few_behind[self._last] = MAX_EXPECTED
+            return None
         self._num_missed += 1
         self._num_masked = min((1 << self._num_missed) - 2, MAX_MASKED)  # a single one costs no mask
         return None
 
+    @property
+    def _allows_few(self) -> bool:
+        return int(np.bitwise_count(self.allowed).sum()) <= FEW_SHARE * 64 * len(self.allowed)
+
     def mask(self) -> Mask:
         """Return `allowed`, written anew: which tokens may follow the known ones. Raises RequestError."""
         if not self._is_current:
-            self._is_open = False
+            self.is_open = False
             self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             self._require_sound()
             self._is_current = True
@@ -126,7 +138,7 @@ class GrammarState:
         if self._error is not None:
             raise self._error
         self._consume(token_id)
-        self._is_current = False
+        self._is_current, self._last = False, token_id
         self._num_masked = max(0, self._num_masked - 1)
         if is_stopped := self._matcher.is_stopped():
             self._require_sound()  # one that gave up is stopped too
@@ -150,10 +162,11 @@ class Grammar:
     matcher: Any  # an LLMatcher: what reads the hints of a request need not import llguidance
     vocab_size: int
     eos_ids: frozenset[int]
+    few_behind: dict[int | None, int] = field(default_factory=dict[int | None, int])  # the tokens that they share
 
     def start(self, *, guesses: bool = False) -> GrammarState:
         """Return the state of a new output; it `guesses` where each token is the one of the largest logit."""
-        return GrammarState(self.matcher.deep_copy(), self.vocab_size, self.eos_ids, guesses=guesses)
+        return GrammarState(self, guesses=guesses)
 
 
 class GrammarCompiler:

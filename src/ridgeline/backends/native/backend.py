@@ -109,20 +109,16 @@ class NativePlan:
         host.retain_freed_memory()
         store, files = self._open_store(program), self.model.folder.weight_files()
         fits = sum(path.stat().st_size for path in files) < AHEAD_SHARE * host.available_bytes()
-        if (store is None or store.is_empty) and self.model.tensors is None and fits:
+        if (store is None or not store.found) and self.model.tensors is None and fits:
             read_ahead(files)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
-        try:
-            executable = NativeExecutable(
-                program, self._load, layout, self.settings, store, prequantized=self.prequantized, pool=pool
-            )
-            if store is not None:
-                store.commit()
-        finally:
-            if store is not None:
-                store.close()
+        executable = NativeExecutable(
+            program, self._load, layout, self.settings, store, prequantized=self.prequantized, pool=pool
+        )
         if self.config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
+        if store is not None:
+            store.commit()
         return executable
 
     def replace_weights(self, executable: "Executable") -> None:

@@ -11,6 +11,7 @@ reads as zeros, and the mapping's guard tells. What is damaged, of another versi
 warning, and the caller builds it again. Called by store.py. Must not import torch.
 """
 
+import fcntl
 import mmap
 import os
 import struct
@@ -131,6 +132,7 @@ def write_pack(path: Path, key: str, parts: Iterable[tuple[str, memoryview]], ch
     try:
         # Not synced: what a power cut leaves behind has wrong checksums, and costs one more build.
         with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # a file that nobody has locked is one that nobody will finish
             for piece in _pieces(_sections(parts, described, checksums)):
                 file.write(piece)
             index, end = msgspec.json.encode(_Index(key, described)), file.tell()
@@ -158,7 +160,7 @@ def _sections(
         end += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _pieces(sections: Iterable[memoryview | bytes]) -> Iterator[bytes]:
+def _pieces(sections: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
     """Yield the same bytes, PIECE_BYTES at a time."""
     piece, room = list[memoryview](), PIECE_BYTES
     for section in sections:
@@ -167,6 +169,6 @@ def _pieces(sections: Iterable[memoryview | bytes]) -> Iterator[bytes]:
             piece.append(left[:room])
             left, room = left[room:], room - piece[-1].nbytes
             if not room:
-                yield b"".join(piece)
+                yield piece[0] if len(piece) == 1 else b"".join(piece)
                 piece, room = [], PIECE_BYTES
     yield b"".join(piece)

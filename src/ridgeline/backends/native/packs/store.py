@@ -6,15 +6,16 @@ A cache that cannot be read or written costs a warning, never the start.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import threading
-import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from ridgeline.core.log import get_logger
 
 MAX_BYTES = 32 << 30  # of all packs; beyond it the ones that were used longest ago go
 FREE_BYTES = 1 << 30  # that a new pack leaves on the disk
-ABANDONED_S = 3600.0  # without a write, after which an unfinished file is one that nobody will finish
+NICENESS = 10  # of the thread that writes: steps go first
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,9 +57,9 @@ class PackName:
 class PackStore:
     """The parts of one pack: found in the file of an earlier start, or added for the next one.
 
-    `find` and `add` while the weights are laid out, then `commit`, and `close` also where that failed. Parts are
-    written in a thread while the next ones are made; arrays given to `add` must stay until `commit`. A pack that would
-    not fit, by `num_bytes` that all parts take, is not begun.
+    `find` and `add` while the weights are laid out, then `commit`: a thread writes the pack behind the start, from
+    arrays that must stay as they were added, and an interpreter that ends waits for it. A pack that would not fit, by
+    `num_bytes` that all parts take, is not begun.
     """
 
     def __init__(
@@ -67,75 +68,55 @@ class PackStore:
         self._folder, self._name, self._num_bytes = folder, name, num_bytes
         self._checksums, self._max_bytes = checksums, max_bytes
         self._path = folder / name.file_name
-        self._found = open_pack(self._path, name.key, checksums) or {}
-        self._writer: threading.Thread | None = None  # from the first part that is added
-        self._parts: SimpleQueue[tuple[str, memoryview] | None] = SimpleQueue()  # to be written; None: no more come
-        self._is_complete = False
+        self.found = open_pack(self._path, name.key, checksums) or {}  # what an earlier start left
+        self._added: deque[tuple[str, memoryview]] = deque()  # and not written
 
     def find(self, name: str) -> Bytes | None:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
-        found = self._found.get(name)
+        found = self.found.get(name)
         return None if found is None else np.frombuffer(found, dtype=np.uint8)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no earlier start has left a pack."""
-        return not self._found
 
     @property
     def is_cut(self) -> bool:
         """Whether another program has cut off the file that parts were found in."""
-        mapping = next((part.obj for part in self._found.values()), None)
+        mapping = next((part.obj for part in self.found.values()), None)
         return isinstance(mapping, PackMapping) and mapping.guard.is_cut
 
     def add(self, name: str, data: Bytes) -> None:
-        """Write part `name` in the thread, behind all that was found: a pack has every part, or is not there."""
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write, name="pack-file", daemon=True)
-            self._writer.start()
-            for part in self._found.items():
-                self._parts.put(part)
-        self._parts.put((name, data.data))
+        """Take part `name` for the pack."""
+        self._added.append((name, data.data))
 
     def commit(self) -> None:
-        """Wait until what was added is written, and the pack in its place."""
-        self._is_complete = True
-        self.close()
-
-    def close(self) -> None:
-        """End the writing; nothing stays of what was not committed."""
-        if self._writer is not None:
-            self._parts.put(None)
-            self._writer.join()
-            self._writer = None
+        """Write what was added behind all that was found: a pack has every part, or is not there."""
+        if self._added:
+            threading.Thread(target=self._write, name="pack-file").start()
 
     def _write(self) -> None:
-        """Write what comes, and remove packs that are of no more use, or too much."""
+        """Write the pack, and remove packs that are of no more use, or too much."""
+        with contextlib.suppress(OSError):  # only Linux knows it of a thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             self._remove_useless()
             self._folder.mkdir(parents=True, exist_ok=True)
             free_bytes = shutil.disk_usage(self._folder).free
             if self._num_bytes > min(self._max_bytes, free_bytes - FREE_BYTES):
                 raise OSError(f"no room for {self._num_bytes:,} bytes in {self._folder} ({free_bytes:,} free)")
-            write_pack(self._path, self._name.key, self._added(), self._checksums)
+            write_pack(self._path, self._name.key, self._parts(), self._checksums)
             self._remove_excess()
         except OSError as error:
             log.warning("packed weights could not be cached, the next start packs them again: %s", error)
 
-    def _added(self) -> Iterator[tuple[str, memoryview]]:
-        """Yield the parts to write, as they come. Raises OSError where not all of them came."""
-        while (part := self._parts.get()) is not None:
-            yield part
-        if not self._is_complete:
-            raise OSError("the weights were not all laid out")
+    def _parts(self) -> Iterator[tuple[str, memoryview]]:
+        yield from self.found.items()
+        while self._added:  # what was written is no longer held: weights may have changed since
+            yield self._added.popleft()
 
     def _remove_useless(self) -> None:
         """Remove packs of this model's earlier weight files, and files that nobody finished."""
-        now_s = time.time()
         for path in self._folder.glob(f"*{PARTIAL}"):
-            with contextlib.suppress(OSError):
-                if now_s - path.stat().st_mtime > ABANDONED_S:
-                    path.unlink()
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer would have it
+                path.unlink()
         for path in self._folder.glob(f"{self._name.model}-*.pack"):
             if not path.name.startswith(f"{self._name.model}-{self._name.checkpoint}-"):
                 with contextlib.suppress(OSError):
