@@ -175,6 +175,14 @@ def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler
     assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
 
 
+def test_mixed_steps_ask_for_no_more_than_the_context(profiler, monkeypatch):
+    asked, request = [], profiler._request
+    monkeypatch.setattr(profiler, "_request", lambda *sizes: asked.append(sum(sizes)) or request(*sizes))
+    monkeypatch.setattr(profiler, "max_model_len", 60)
+    profiler.mixed(60, 20.0)
+    assert max(asked) == 60
+
+
 def test_an_ops_time_is_not_that_of_the_one_that_was_disturbed(profiler, counting_clock):
     of = profiler._profile
 

@@ -180,7 +180,7 @@ class Profiler:
         loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
         # Made before: that takes as long as a step.
         sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
-        asked = [self._request(size, int(self._random.integers(8, 48))) for size in sizes]
+        asked = [self._request(n, min(int(self._random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
         coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
