@@ -55,11 +55,14 @@ class RoundTripReport(Report):
 def by_peer(
     options, command: list, more: list[str], file: Path, documents: list[Document], folder: Path
 ) -> dict[str, np.ndarray]:
-    """What another engine's driver computes of the documents' windows, one of each."""
+    """What another engine's driver computes of the documents' windows, one of each.
+
+    Raises CalledProcessError with what it wrote to stderr where it fails, the reason in the last line.
+    """
     windows, out = folder / "windows.json", folder / "found.npz"
     windows.write_text(json.dumps([list(document.windows[0]) for document in documents]))
     sizes = [str(options.threads), str(options.window // 2)]
-    subprocess.run([*command, file, *sizes, windows, out, *more], check=True)
+    subprocess.run([*command, file, *sizes, windows, out, *more], check=True, stderr=subprocess.PIPE, text=True)
     return dict(np.load(out))
 
 

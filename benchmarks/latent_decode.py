@@ -24,9 +24,9 @@ from ridgeline import LLM
 from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.bench.report import Report
 from ridgeline.core.dtypes import BFLOAT16
-from ridgeline.cost.account import account, total
+from ridgeline.cost.roofline import costs_of
 from ridgeline.program.lower import lower
-from ridgeline.program.pricing import Load
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec import families
 from ridgeline.weights.save import save_weights
 
@@ -89,7 +89,8 @@ def prompt(context: int) -> list[int]:
 
 
 def as_run(llm: LLM, context: int, steps: int, layers: int, rounds_s: list[float]) -> Run:
-    cost = total(account(llm.engine.program, Load.decode(1, context + steps // 2)))
+    program, load = llm.engine.program, Load.decode(1, context + steps // 2)
+    cost = sum(costs_of(program, [((op.label,), ElementBytes()) for op in program.ops], load), OpCost())
     return Run(
         context=context,
         latent_bytes=cost.kv_read_bytes,

@@ -1,6 +1,6 @@
 """How far predicted step times are from measured ones: mixed steps of an engine, each priced as it was planned.
 
-usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--runs 2]
+usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--steps 1000] [--runs 5]
        [--held-out MODEL ...]
 
 A MODEL is a folder, a bundled model, or one of moe, recurrent and dense: made here, of random weights (needs
@@ -138,7 +138,7 @@ def run(config: EngineConfig, num_steps: int, journal: Path) -> list[int]:
 
     engine = build_engine(replace(config, journal=str(journal)), deliver)
     requests: list[Request] = []  # made before: that takes as long as a step
-    for number in range(num_steps // 4):
+    for number in range(MAX_SEQUENCES + num_steps // 4):
         prompt = random.integers(0, engine.spec.vocab_size, int(2 ** random.uniform(2, 9.3))).tolist()
         asked = BenchRequest(prompt=prompt, max_tokens=int(random.integers(*OUTPUTS)))
         requests.append(replace(greedy_requests([asked], run=number)[0], request_id=f"request-{number}"))
@@ -211,9 +211,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16"])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=2, help="of the same steps, at least 2")
+    parser.add_argument("--runs", type=int, default=5, help="of the same steps, at least 2")
     parser.add_argument("--held-out", nargs="+", default=[])
     options = parser.parse_args()
+    if options.steps <= WARM or options.runs < 2:
+        parser.error(f"--steps must be more than {WARM}, which warm up, and --runs at least 2")
     ceilings(find_native())
     cells: list[Cell] = []
     for scheme in options.formats:

@@ -114,7 +114,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, object]:
         case "awq":
             return shared | {"zero_point": True, "version": "gemm"}
         case "nf4" | "llm-int8":
-            return bitsandbytes.quantization_config(FORMS[options.format], ["lm_head"])
+            return bitsandbytes.quantization_config(FORMS[options.format], ["lm_head"], {})
         case name:
             form = FORMS[name]
             own = replace(form, group=options.group) if form.code == "uniform" else form

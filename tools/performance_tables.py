@@ -109,14 +109,15 @@ def predictions() -> str:
             of = machine, cell["model"], cell["calibrated_on"], cell["format"]
             if of not in newest or newest[of][0] < result["created_utc"]:
                 newest[of] = result["created_utc"], link, cell
-    head = "model", "weights", "CPU", "steps", "step", "error, median", "p90", "of decode steps", "with prompts"
+    errors = {"all": "error", "decode": "decode", "with_prompts": "with prompts", "typical": "of a step's median run"}
+    errors["repeated"] = "of another run"
+    head = "model", "weights", "CPU", "steps", "step", *errors.values()
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (machine, model, fitted, scheme), (_, link, cell) in newest.items():
         name = model if fitted == model else f"{model}, fitted on {fitted}"
-        errors = [f"{100 * cell[of]['median']:.0f} %" if cell[of] else "" for of in ("decode", "with_prompts")]
-        every = cell["all"]
-        figures = f"{100 * every['median']:.1f} %", f"{100 * every['p90']:.0f} %", *errors
-        first = f"{every['num_steps']:,}", f"[{cell['median_step_ms']:.2f} ms]({link})"
+        known = (cell.get(of) for of in errors)  # a result from before there were several runs has fewer
+        figures = (f"{100 * each['median']:.1f}, {100 * each['p90']:.0f} %" if each else "" for each in known)
+        first = f"{cell['all']['num_steps']:,}", f"[{cell['median_step_ms']:.2f} ms]({link})"
         lines.append(f"| {' | '.join((name, scheme, MACHINES[machine], *first, *figures))} |")
     return "\n".join(lines) + "\n"
 

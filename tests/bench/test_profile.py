@@ -15,12 +15,12 @@ from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.params import SamplingParams
-from ridgeline.cost.account import account, total
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.build import build_engine
 from ridgeline.program.pricing import ElementBytes, Load
+from walked import account, total
 
 CEILING = {1: Ceiling.of([1e9])}
 HARDWARE = Hardware(
@@ -173,6 +173,14 @@ def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler
     assert any(behind.age > 3 for _, behind, _ in told)
     monkeypatch.undo()
     assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
+
+
+def test_mixed_steps_ask_for_no_more_than_the_context(profiler, monkeypatch):
+    asked, request = [], profiler._request
+    monkeypatch.setattr(profiler, "_request", lambda *sizes: asked.append(sum(sizes)) or request(*sizes))
+    monkeypatch.setattr(profiler, "max_model_len", 60)
+    profiler.mixed(60, 20.0)
+    assert max(asked) == 60
 
 
 def test_an_ops_time_is_not_that_of_the_one_that_was_disturbed(profiler, counting_clock):

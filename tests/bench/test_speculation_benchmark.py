@@ -120,7 +120,7 @@ def test_what_a_round_takes_beside_the_model_is_counted_once():
     """A step with drafts is not priced as one that computes prompts, whose rest is another."""
 
     class Twice:
-        rest = Rest(1.0, 0.0, anew_s=50.0, prompts_s=70.0)
+        rest = Rest(1.0, 0.0, anew_s=50.0, came_s=70.0)
 
         def __init__(self, rest=rest):
             self.rest = rest

@@ -498,6 +498,21 @@ def test_fp8_in_the_format_of_the_library(tmp_path):
     assert kl(base, logits(made)) < 0.2 * kl(base, logits(integers))
 
 
+@pytest.mark.parametrize("method", ["fp8", *FLOATS])
+def test_transformers_computes_floats_as_they_are_here(tmp_path, method):
+    """In bfloat16, in which the library decodes 4 bits; of fp8 its inputs are 8-bit floats too."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
+    made = quantized(folder, tmp_path / "out", method=method)[1]
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
+    ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
+    with torch.inference_mode():
+        theirs = model(ids).logits[0].float()
+    lost = kl(logits(folder), logits(made))
+    assert kl(logits(made), theirs) < {"fp8": 1.0, "mxfp4": 0.05, "nvfp4": 0.05}[method] * lost
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma", "qwen3_moe"])
 def test_smoothquant_rescues_inputs_of_eight_bits_from_planted_outliers(tmp_path, family):
     """The codes are the library's, inputs are to be rounded, and rounding them costs less than of the plain model."""

@@ -4,10 +4,11 @@ import pytest
 
 from ridgeline.cli._inspection import examine
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.account import account, kv_bytes_per_token
+from ridgeline.cost.account import kv_bytes_per_token
 from ridgeline.program.lower import lower
 from ridgeline.program.pricing import Load
 from ridgeline.spec import families
+from walked import account
 
 V2_LITE = {
     "model_type": "deepseek_v2",

@@ -6,14 +6,11 @@ from hypothesis import strategies as st
 from published_configs import GEMMA2_2B, LLAMA_2_70B, LLAMA_3_8B, NUM_PARAMETERS, PHI3_MINI, QWEN3_06B
 
 from ridgeline.cost.account import (
-    account,
-    account_groups,
     embedding_parameters,
     head_parameters,
     kv_bytes,
     kv_bytes_per_token,
     kv_groups,
-    total,
     weight_bytes,
 )
 from ridgeline.program.lower import lower
@@ -21,6 +18,7 @@ from ridgeline.program.ops.attention import visible_keys
 from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
+from walked import account, account_groups, total
 
 
 def program_of(config):

@@ -113,13 +113,14 @@ def test_what_took_more_than_shares_say_is_a_bend():
     assert between == pytest.approx(1.25, rel=0.02)
 
 
-def test_attention_takes_time_for_each_token_whatever_it_sees():
+@pytest.mark.parametrize("key", ["attention bf16", "ssd f32 w4 short"])
+def test_attention_and_recurrences_take_time_for_each_token_whatever_it_sees(key):
     """Long contexts are not priced by what short ones take; some samples were disturbed."""
     truth = Efficiency(0.7, 0.4, 1.0, 4e-7, token_s=3e-7)
     sizes = [(batch, keys) for batch in (1, 2, 4, 8, 16) for keys in (16, 64, 256)]
     limits = [(batch, 1e-9 * batch * keys, 1.2e-9 * batch * keys) for batch, keys in sizes]
     samples = [
-        Sample("attention bf16", str(i), c, m, truth.predict(c, m, batch) * (1.9 if i % 5 == 4 else 1), batch)
+        Sample(key, str(i), c, m, truth.predict(c, m, batch) * (1.9 if i % 5 == 4 else 1), batch)
         for i, (batch, c, m) in enumerate(limits)
     ]
     (fitted,) = fit(samples).values()

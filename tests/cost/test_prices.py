@@ -7,12 +7,12 @@ from published_configs import GEMMA2_2B, LLAMA_2_70B, QWEN3_06B
 
 from families import names, tiny_config
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.account import account_groups
 from ridgeline.cost.prices import price_groups
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
+from walked import account_groups
 
 PARTS = OpCost.__dataclass_fields__
 SPANS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=6)

@@ -3,13 +3,13 @@
 import pytest
 from published_configs import QWEN3_06B
 
-from ridgeline.cost.account import account, account_groups
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.cost.roofline import Roofline, bytes_per_weight, costs_of
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
+from walked import account, account_groups
 
 GIGA = 10**9
 PROGRAM = lower(read_spec(QWEN3_06B))

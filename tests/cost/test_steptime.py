@@ -2,14 +2,17 @@
 
 from dataclasses import astuple, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from families import tiny_config
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.efficiency import (
+    COLD,
     MANY,
     VERSION,
     Behind,
@@ -21,12 +24,14 @@ from ridgeline.cost.efficiency import (
     fit_rest,
     key_of,
 )
+from ridgeline.cost.prices import SHORT
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load
+from ridgeline.spec.families import read_spec
 
 MODELS = ("python-1m", "mixtral-8x7b")
 LOADS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=6)
@@ -95,6 +100,31 @@ def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes,
     assert predicted.unfitted == missing
 
 
+def test_a_recurrence_takes_span_by_span_short_ones_in_another_way_than_long_ones():
+    program = lower(read_spec(tiny_config("mamba2", 0)))
+    pieces = [piece for piece in pieces_of(program) if piece.kind in ("ssd", "causal_conv")]
+    known = {}
+    for piece in pieces:
+        if piece.kind == "ssd":
+            known[f"{key_of(piece)} short"] = Efficiency(0.2, 0.9, 1.0, 0.0, token_s=3e-6)
+            known[f"{key_of(piece)} long"] = Efficiency(0.8, 0.9, 1.0, 5e-6)
+    calibration = Calibration(
+        version=VERSION, num_threads=1, measured_at="", efficiencies=known, held_out_error=None, rest=Rest(0.0, 0.0)
+    )
+    recurrence = [piece for piece in pieces if piece.kind == "ssd"]
+    predicted = StepTime(program, recurrence, Cached(0), 1, calibration)
+    short, long = ((1, 100), (SHORT, 40), (1, 9)), ((SHORT + 1, 60), (200, 200))
+    parts = [predicted.seconds(Load(spans, len(spans))) for spans in (short, long)]
+    assert predicted.seconds(Load((*long[:1], *short, *long[1:]), 5)) == pytest.approx(sum(parts))
+    assert parts[0] > 3e-6 * 10 * len(recurrence) and parts[1] > 5e-6 * len(recurrence)
+    assert not predicted.unfitted
+    others = StepTime(program, pieces, Cached(0), 1, calibration)
+    others.seconds(Load(short, 3))
+    assert {(key.split()[0], key.split()[-1]) for key in others.unfitted} == {("causal_conv", "short")}
+    kernel = Path(__file__).parents[2] / "native" / "kernels" / "recurrent" / "recurrence.h"
+    assert f"kFewTokens = {SHORT};" in kernel.read_text()
+
+
 def test_a_limit_is_the_price_on_the_card():
     from ridgeline import explain
 
@@ -108,15 +138,18 @@ def test_a_limit_is_the_price_on_the_card():
     assert not predicted.unfitted
 
 
-TRUE_REST = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=200e-6, plans_s=80e-6, ops=1.4, few_ops=0.7)
+TRUE_REST = Rest(
+    50e-6, 20e-6, 100e-6, 5e-6, came_s=30e-6, gone_s=200e-6, plans_s=80e-6, cold_s=2e-6, ops=1.4, few_ops=0.7
+)
 
 
 def timed_steps(noise):
     """Steps as the true rest makes them, of some kinds, each times something."""
     random = np.random.default_rng(0)
     found = []
-    for number in range(400):
-        num_seqs, behind = int(random.integers(1, 17)), Behind(number % 4, number % 16 == 0, number % 3 == 0)
+    for number in range(1200):
+        num_seqs, came, tokens = (int(random.integers(low, high)) for low, high in ((1, 17), (0, 3), (1, 300)))
+        behind = Behind(number % 4, number % 16 == 0, number % 3 == 0, came, tokens)
         num_tokens = num_seqs + number % 8 // 4 * (number % 4 == 0) * int(random.integers(1, 64))
         step = TimedStep(float(random.uniform(2e-4, 2e-3)), num_tokens, num_seqs, behind, 0.0)
         found.append(step._replace(seconds=TRUE_REST.of(step) * noise(random)))
@@ -125,9 +158,9 @@ def timed_steps(noise):
 
 @pytest.mark.parametrize("noise", [lambda random: 1.0, lambda random: 1 + 20 * (random.random() < 0.2)])
 def test_what_is_around_ops_is_found_also_where_a_fifth_of_the_steps_were_disturbed(noise):
-    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6, 90e-6, 50e-6))
+    found = fit_rest(timed_steps(noise), Rest(40e-6, 5e-6, 60e-6, 10e-6, 20e-6, 90e-6, 50e-6, 1e-6))
     for num_seqs, more, behind in product(
-        (1, 12), (0, 50), (Behind(), Behind(0), Behind(0, gone=True), Behind(2, plans=True))
+        (1, 12), (0, 50), (Behind(), Behind(0, came=2), Behind(0, gone=True), Behind(2, plans=True, tokens=200))
     ):
         step = TimedStep(1e-3, num_seqs + more, num_seqs, behind, 0.0)
         assert found.of(step) == pytest.approx(TRUE_REST.of(step), rel=0.05)
@@ -170,7 +203,7 @@ def test_steps_of_one_size_leave_what_ops_take_to_the_prior():
 
 
 def test_a_step_that_is_laid_out_anew_takes_more():
-    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, prompts_s=30e-6, gone_s=70e-6, plans_s=25e-6)
+    rest = Rest(50e-6, 20e-6, 100e-6, 5e-6, came_s=30e-6, gone_s=70e-6, plans_s=25e-6, cold_s=1e-6)
     assert rest.of(TimedStep(0.0, 8, 8, Behind(), 0.0)) == pytest.approx(210e-6)
     assert rest.of(TimedStep(0.0, 8, 8, Behind(0), 0.0)) == pytest.approx(350e-6)
     program = lower(spec_of("python-1m"))
@@ -180,11 +213,16 @@ def test_a_step_that_is_laid_out_anew_takes_more():
     assert predicted.seconds(load, Behind(0)) - predicted.seconds(load) == pytest.approx(120e-6)
     assert predicted.seconds(load, Behind(0, gone=True)) - predicted.seconds(load) == pytest.approx(190e-6)
     assert predicted.seconds(load, Behind(plans=True)) - predicted.seconds(load) == pytest.approx(25e-6)
-    assert predicted.seconds(prompt) - predicted.seconds(prompt, Behind()) == pytest.approx(105e-6)
-    drafts, prompts = (Load(((4, 104),) * 2, num_rows) for num_rows in (8, 2))
+    colder = [
+        predicted.seconds(load, Behind(1, tokens=n)) - predicted.seconds(load, Behind(1)) for n in (40, COLD, 9999)
+    ]
+    assert colder == pytest.approx([20e-6, COLD / 2 * 1e-6, COLD / 2 * 1e-6])
+    assert predicted.seconds(load, Behind(came=3)) - predicted.seconds(load) == pytest.approx(90e-6)
+    assert predicted.seconds(prompt) - predicted.seconds(prompt, Behind()) == pytest.approx(135e-6)
+    drafts, prompts = Load(((4, 104),) * 2, 8), Load(((4, 4), (5, 5), (3, 70)), 3)  # of three, two come
     ops_s = [predicted.with_rest(Rest(0.0, 0.0)).seconds(each) for each in (drafts, prompts)]
     around_s = [predicted.seconds(each) - seconds for each, seconds in zip((drafts, prompts), ops_s)]
-    assert around_s == pytest.approx([200e-6, 230e-6])  # drafts that are verified are no prompts
+    assert around_s == pytest.approx([200e-6, 285e-6])
     slower = predicted.with_rest(replace(rest, ops=2.0, few_ops=3.0))
     ops_s = predicted.seconds(load) - 130e-6
     few = 1 - np.log2(4) / np.log2(MANY)

@@ -227,15 +227,18 @@ def test_a_reader_within_taking_records_sees_none_of_them_under_old_numbers():
 
 def test_steps_are_told_with_what_they_follow(engine):
     recording = MemoryRecorder().recording(engine.journal)
-    told, last = list(recording.timed()), set()
+    told, last, before, num_tokens = list(recording.timed()), set(), 0, 0
     assert len(told) == len(engine.executor.plans)
     for step, plan, (load, behind, _) in zip(recording.steps, engine.executor.plans, told):
         seq_ids = {span.seq_id for span in plan.spans}
         assert load == load_of(recording.spans_of(step))
-        assert behind == (step["span_shift"], bool(last - seq_ids), False)  # nothing is planned while a step runs
-        last = seq_ids
+        before = before if step["span_shift"] else num_tokens
+        # Nothing is planned while a step runs.
+        assert behind == (step["span_shift"], bool(last - seq_ids), False, len(seq_ids - last), before)
+        last, num_tokens = seq_ids, load.num_tokens
     assert list(recording.timed(5)) == told[:: -(-len(told) // 5)]
     assert sum(behind.gone for _, behind, _ in told) > 3 and max(behind.age for _, behind, _ in told) > 2
+    assert max(behind.tokens for load, behind, _ in told if load.num_tokens == 1) > 1
 
 
 def test_what_is_between_overlapped_steps_is_the_next_one_s_as_far_as_it_is_work():

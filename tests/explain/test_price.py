@@ -7,10 +7,10 @@ import pytest
 from ridgeline import explain
 from ridgeline.cli import main
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.account import account_groups
 from ridgeline.explain.limits import MODELS, lowered
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
+from walked import account_groups
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -89,11 +89,12 @@ def test_slower_steps_are_slower_by_as_much():
 
 def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
     machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=4))
-    rest = Rest(1e-3, 1e-4, 1e-2, 1e-5, prompts_s=0.1, gone_s=1.0)
+    rest = Rest(1e-3, 1e-4, 1e-2, 1e-5, came_s=0.1, gone_s=1.0)
     machine = replace(machine, step_time=machine.step_time.with_rest(rest))
     found = run_simulated(machine, [replace(each, max_tokens=9 + i % 3) for i, each in enumerate(requests(9))])
     told = list(found.recording.timed())
     assert sum(behind.gone for _, behind, _ in told) >= 3 and len(told) > 25
+    assert sum(behind.came for _, behind, _ in told) == 9
     for load, behind, seconds in told:
         assert seconds == pytest.approx(machine.step_time.seconds(load, behind), rel=1e-6)
 

@@ -17,6 +17,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
 from ridgeline.engine.recording import read_recording
 from ridgeline.explain.lives import life
+from ridgeline.explain.machine import recorded_machine
 from ridgeline.server import explained
 
 __all__ = ["axe", "chromium"]
@@ -58,7 +59,13 @@ def exported(journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_life_s_parts_sum_to_its_latency(journal: Path) -> None:
     recording = read_recording(journal)
-    assert len(recording.outputs) == 5
+    assert len(recording.outputs) == 5 and recording.setup is not None
+    predict = recorded_machine(recording.setup).step_time.seconds
+    times_ms = {
+        step: [1e3 * predict(load, behind), 1e3 * seconds]
+        for step, (load, behind, seconds) in zip(recording.steps["step"].tolist(), recording.timed())
+    }
+    assert sum(ms for _, ms in times_ms.values()) > 1e3 * float(recording.steps["run_s"].sum())  # planning counts
     for output in recording.outputs:
         lived = life(recording, int(output["seq_id"]))
         assert sum(lived["parts"].values()) == pytest.approx(1e3 * float(output["latency_s"]))
@@ -67,6 +74,8 @@ def test_a_life_s_parts_sum_to_its_latency(journal: Path) -> None:
         assert sum(step["tokens"] for step in kinds if step["kind"] == "prefill") == output["num_prompt"]
         assert [step["tokens"] for step in kinds if step["kind"] == "decode"] == [1] * (int(output["num_output"]) - 1)
         assert all(0 < step["limit_ms"] < step["predicted_ms"] for step in kinds)
+        both_ms = {step["step"]: pytest.approx([step["predicted_ms"], step["measured_ms"]]) for step in kinds}
+        assert both_ms == {number: times_ms[number] for number in both_ms}
     waiting = life(recording, int(recording.outputs["seq_id"].max()))
     assert waiting["waits"]["slots"] > 0 and waiting["parts"]["queue"] > 0
 

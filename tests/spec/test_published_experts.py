@@ -3,11 +3,12 @@
 import pytest
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.account import account, active_parameters, total, weight_bytes
+from ridgeline.cost.account import active_parameters, weight_bytes
 from ridgeline.program.lower import lower
 from ridgeline.program.pricing import Load
 from ridgeline.spec import families
 from ridgeline.spec.spec import GatedMlp, MixtureOfExperts, Routing
+from walked import account, total
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],

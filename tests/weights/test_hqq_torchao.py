@@ -34,6 +34,10 @@ def positive(shape, dtype=np.float16):
     return (RNG.random(shape) / 64 + 0.004).astype(dtype)
 
 
+def settings(bits, group, *ignored):
+    return quantization_config(StoredFormat("uniform", bits, group, "minima"), ignored, {})
+
+
 def hqq(folder, *, bits=4, group=64, config=LLAMA, **changed):
     def quantize(layer, weight):
         num_rows = weight.size // group
@@ -51,7 +55,7 @@ def hqq(folder, *, bits=4, group=64, config=LLAMA, **changed):
         numbers = (codes - zero.astype(np.float64)) * scale
         return {f"{layer}.{key}": part for key, part in parts.items()}, numbers.reshape(weight.shape)
 
-    return store(folder, quantization_config(bits, group, ["lm_head"]), quantize, config)
+    return store(folder, settings(bits, group, "lm_head"), quantize, config)
 
 
 def torchao(folder, kind="Int4Tensor", *, group=64, bits=4, symmetric=False, config=LLAMA):
@@ -133,9 +137,9 @@ def test_what_is_written_is_read(bits, tmp_path):
         weight = np.array(weight)
         weight[:, :64] = 0.5  # a group of one number
         made[layer] = method("hqq").quantize(torch.from_numpy(weight), None, grid)
-        return packed_tensors(layer, made[layer]), dequantize(made[layer])
+        return packed_tensors(layer, made[layer], FLOAT32), dequantize(made[layer])
 
-    expected = store(tmp_path, quantization_config(bits, 64, ["lm_head"]), quantize)
+    expected = store(tmp_path, settings(bits, 64, "lm_head"), quantize)
     assert check(tmp_path, expected, 0) == grid.form
     assert np.array_equal(expected[EXAMPLE][:, :64], np.full((128, 64), 0.5))
 
@@ -193,9 +197,7 @@ def test_hqq_itself(tmp_path, bits):
         parts = {f"{layer}.{key}": part.detach().numpy() for key, part in made.state_dict().items() if part is not None}
         return parts, made.dequantize().float().numpy()
 
-    check(
-        tmp_path, store(tmp_path, quantization_config(bits, 64, []), quantize), 3e-3
-    )  # the library computes in float16
+    check(tmp_path, store(tmp_path, settings(bits, 64), quantize), 3e-3)  # the library computes in float16
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -2,10 +2,12 @@
 
 usage: python vllm_logits.py MODEL THREADS CONTINUED WINDOWS.json OUT.npz [OPTIONS.json]
 
-Each window's first CONTINUED tokens are continued greedily to its end. OPTIONS are keywords of `vllm.LLM`.
+Each window's first CONTINUED tokens are continued greedily to its end. OPTIONS are keywords of `vllm.LLM`. The engine
+runs in this process, so that the last line of stderr says why it failed.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from run_vllm import set_environment
 
 def main(model: str, threads: int, continued: int, windows: list, out: str, options: dict) -> None:
     set_environment(threads)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
     longest = max(map(len, windows))
@@ -35,4 +38,8 @@ def main(model: str, threads: int, continued: int, windows: list, out: str, opti
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[6]) if len(sys.argv) > 6 else {}
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(Path(sys.argv[4]).read_text()), sys.argv[5], given)
+    own = json.loads(Path(sys.argv[4]).read_text())
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), own, sys.argv[5], given)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from ridgeline.bench.workload import BenchRequest, check_options
+from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.options import option
+from ridgeline.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Load:
                 "a request rate goes with the poisson schedule and with no other, "
                 f"got {self.request_rate_per_s} with {self.schedule!r}"
             )
-        check_options(self)
+        check(self)
 
     def schedule_requests(self, requests: Sequence[BenchRequest]) -> list[BenchRequest]:
         """Return the same requests with their arrival times set, in order of arrival. Raises ConfigError for none."""

@@ -19,6 +19,7 @@ from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
 from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
+from ridgeline.cost.prices import forms_of
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
@@ -179,7 +180,7 @@ class Profiler:
         loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
         # Made before: that takes as long as a step.
         sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
-        asked = [self._request(size, int(self._random.integers(8, 48))) for size in sizes]
+        asked = [self._request(n, min(int(self._random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
         coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
@@ -284,7 +285,8 @@ class Profiler:
             for timing, cost in zip(step.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
-                key, limit = key_of(timing) + roofline.where, roofline.predict(cost, timing.inputs)
+                key = key_of(timing) + forms_of(timing.kind, step.load)[-1][0] + roofline.where
+                limit = roofline.predict(cost, timing.inputs)
                 row.append(_TimedOp(key, cost, limit, timing.seconds, step.load.num_tokens))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))

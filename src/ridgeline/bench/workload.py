@@ -29,7 +29,7 @@ class Workload(ABC):
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check(self)
 
     @abstractmethod
     def requests(self) -> list[BenchRequest]:
@@ -64,8 +64,3 @@ def require(holds: bool, option: str, value: object, needed: str) -> None:
     """Raise ConfigError for an option of a workload or load that breaks its rule."""
     if not holds:
         raise ConfigError(f"{option} must be {needed}, got {value!r}")
-
-
-def check_options(options: object) -> None:
-    """Raise ConfigError for an option of a workload or load that its declaration does not allow."""
-    check(options, lambda name, message: ConfigError(message))

@@ -8,6 +8,7 @@ from typing import cast
 from ridgeline.backends.select import computes
 from ridgeline.core.config import Choice, Dtype, KvDtype
 from ridgeline.cost import account as cost
+from ridgeline.cost.roofline import costs_of
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
 from ridgeline.program.passes.fuse import Group, fuse
@@ -99,8 +100,9 @@ def examine(
     element = ElementBytes(weight=size, activation=size, kv=entry_bytes(program, kv_in))
 
     def price(name: str, load: Load) -> StepCost:
-        ops = [priced for _, priced in cost.account(program, load, element)]
-        return StepCost(name, load, ops, cost.account_groups(program, groups, load, element))
+        pieces = [((op.label,), element) for op in program.ops]
+        joined = [(tuple(op.label for op in group.ops), element) for group in groups]
+        return StepCost(name, load, costs_of(program, pieces, load), costs_of(program, joined, load))
 
     decode = price(f"decode of {batch:,} at {context:,} tokens", Load.decode(batch, context))
     prefill = price(f"prefill of {prompt:,}", Load(((prompt, prompt),), num_rows=1))

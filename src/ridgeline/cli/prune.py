@@ -22,8 +22,8 @@ def prune(
 ) -> None:
     """Make a model smaller: ridgeline prune MODEL --params 4500000 --out DIR
 
-    Layers, hidden channels, heads and neurons that matter least to a text are left out. What stays is an ordinary
-    folder, which has forgotten much until it is trained: ridgeline distill DIR --teacher MODEL.
+    Layers, hidden channels, heads, neurons and experts that matter least to a text are left out. What stays is an
+    ordinary folder, which has forgotten much until it is trained: ridgeline distill DIR --teacher MODEL.
     """
     from ridgeline.cli._measured import both_texts, measured, use_threads
     from ridgeline.cli._tables import counting

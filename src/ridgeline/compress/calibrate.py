@@ -63,14 +63,6 @@ class Loaded:
         return cls(folder, spec, program, {name: weight.to(device) for name, weight in weights.items()})
 
 
-def tokenizer_of(folder: ModelFolder) -> Tokenizer:
-    """Return a model's tokenizer. Raises ConfigError where it has none."""
-    tokenizer = folder.tokenizer()
-    if tokenizer is None:
-        raise ConfigError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json into its folder")
-    return tokenizer
-
-
 def windows(texts: Texts, tokenizer: Tokenizer, count: int, length: int, seed: int) -> list[torch.Tensor]:
     """Return at most `count` whole windows of `length` tokens, drawn from the texts, in batches [B, T].
 

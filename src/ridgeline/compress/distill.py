@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ridgeline.backends.reference.dense import DenseModel, dense_values
 from ridgeline.backends.reference.tensors import as_arrays, autocast
-from ridgeline.compress.calibrate import Loaded, layers_of, tokenizer_of
+from ridgeline.compress.calibrate import Loaded, layers_of
 from ridgeline.compress.recipe import DistillRecipe
 from ridgeline.compress.train import Loss, Progress, Recipe, TokenStream, bits_per_byte, train
 from ridgeline.core.dtypes import DTYPES, FLOAT32
@@ -80,7 +80,7 @@ def distill(
     _check_vocabulary(student, teacher)
     training, held_out = (token_stream(each, folder) for each in texts)
     quick = held_out[:QUICK_EVAL_TOKENS]
-    num_bytes = len(tokenizer_of(folder).decode(quick.tolist(), skip_special_tokens=False).encode())
+    num_bytes = len(folder.text_tokenizer().decode(quick.tolist(), skip_special_tokens=False).encode())
     short, long = (min(length, student.program.context_length) for length in SEQUENCE_LENGTHS)
     run = Recipe(
         num_tokens=recipe.tokens,
@@ -91,7 +91,6 @@ def distill(
         seed=recipe.seed,
     )
     bits: Callable[[DenseModel], float] = lambda model: bits_per_byte(model, quick, num_bytes, run.dtype)  # noqa: E731
-    partial.mkdir(parents=True, exist_ok=True)
     copy_beside(folder.path, partial, *NOT_COPIED)
     dtype = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), FLOAT32)
     loss_of = Distillation(student.program, teacher, recipe, run.dtype)
@@ -113,7 +112,7 @@ def write_card(folder: Path, found: Evaluation, facts: Mapping[str, object]) -> 
 
 def token_stream(texts: Texts, folder: ModelFolder) -> TokenStream:
     """Return texts one after the other in a model's tokens. Raises ConfigError where there are fewer than two."""
-    tokenizer = tokenizer_of(folder)
+    tokenizer = folder.text_tokenizer()
     ids = [token_id for text in texts.by_name.values() for token_id in tokenizer.encode(text)]
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens, so nothing can be learned from it; give a longer one")
@@ -128,7 +127,7 @@ def _outputs(program: Program) -> list[str]:
 def _check_vocabulary(student: Loaded, teacher: Loaded) -> None:
     """Raise ConfigError where a token of one is not the same text for the other."""
     size, other = student.spec.vocab_size, teacher.spec.vocab_size
-    own, theirs = tokenizer_of(student.folder), tokenizer_of(teacher.folder)
+    own, theirs = student.folder.text_tokenizer(), teacher.folder.text_tokenizer()
     if size != other or any(own.token(token_id) != theirs.token(token_id) for token_id in range(size)):
         raise ConfigError(
             f"{teacher.folder.name} has another vocabulary than {student.folder.name} ({other} and {size} tokens): "

@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.backends.reference.tensors import as_arrays
-from ridgeline.compress.calibrate import Loaded, tokenizer_of, windows
+from ridgeline.compress.calibrate import Loaded, windows
 from ridgeline.compress.pruning import Shape, candidates, compared, importance
 from ridgeline.compress.recipe import PruneRecipe
 from ridgeline.core.dtypes import DTYPES, FLOAT32
@@ -38,13 +38,12 @@ def prune(
     partial, source, program = new_folder(out), model.folder.config, model.program
     Shape.of(model.spec)
     length, budget = min(recipe.length, program.context_length), budget_of(recipe, program)
-    batches = windows(texts, tokenizer_of(model.folder), recipe.samples, length, recipe.seed)
+    batches = windows(texts, model.folder.text_tokenizer(), recipe.samples, length, recipe.seed)
     found = importance(model.spec, for_context(program, length), model.weights, batches)
     shapes = candidates(source, found, budget, recipe.axes, recipe.candidates)
     best = compared(source, model.weights, found, shapes, torch.cat(batches), report)
     shape = best[0].shape
     config = shape.config(source, found.retained(shape).layers)
-    partial.mkdir(parents=True, exist_ok=True)
     copy_beside(model.folder.path, partial, "config.json", *NOT_COPIED)
     dtype = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), FLOAT32)
     save_weights(partial, read_spec(config), as_arrays(found.pruned(shape, model.weights)), dtype)

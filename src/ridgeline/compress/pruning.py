@@ -1,10 +1,11 @@
 """Say how important a model's parts are by what flows through them, and make smaller models (arXiv 2407.14679).
 
-Legend: L layers · H hidden channels · F neurons of an MLP · K key-value heads · Q query heads of each
+Legend: L layers · H hidden channels · F neurons of an MLP or experts of a mixture · K key-value heads · Q query heads
+of each
 
 A part is as important as its activations on a text: the mean magnitude of a window, in the root mean square of all
-windows; neurons and heads times the norm of the weights that read them. A layer is as important as it turns what
-passes through it, 1 - cos.
+windows; neurons and heads times the norm of the weights that read them. An expert is as important as what it adds: the
+norms of its outputs times what they count for. A layer is as important as it turns what passes through it, 1 - cos.
 """
 
 import math
@@ -16,20 +17,22 @@ from itertools import product
 import torch
 
 from ridgeline.backends.reference.dense import DenseMemory, dense_inputs, dense_logits
-from ridgeline.backends.reference.interpreter import interpret_each
+from ridgeline.backends.reference.interpreter import compute, interpret_each
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
-from ridgeline.program.op import Program
+from ridgeline.program.op import Op, Program
 from ridgeline.program.ops.dense import NORMS
 from ridgeline.spec.families import read_spec
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, MixtureOfExperts
 
-FAMILIES = ("llama", "qwen3")  # whose config.json has all sizes, and whose weights are those of AXES
+DENSE = ("llama", "qwen3")  # families whose config.json has all sizes, and whose weights are those of AXES
+# Those with experts in place of neurons, and the key of their number. Nothing else of them is cut but layers.
+MIXTURES = {"mixtral": "num_local_experts", **dict.fromkeys(("olmoe", "qwen2_moe", "qwen3_moe"), "num_experts")}
 STEP, STEPS = 32, 16  # a width is cut in panels of the native kernels, and in so many steps at most
 CLOSE = 0.9  # of the budget: what candidates use at least, where any does
 MAX_SCORES = 1 << 24  # probabilities of one model in memory at once, while candidates are compared
 
-# The axes of a weight, by the end of its name; what is not here is never cut.
+# The axes of a matrix or vector, by the end of its name; what is not here is never cut. Stacks are of experts.
 AXES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("embed.weight", "head.weight"), ("vocabulary", "hidden")),
     **dict.fromkeys(("final_norm.weight", "mixer_norm.weight", "ffn_norm.weight"), ("hidden",)),
@@ -38,6 +41,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("ffn.gate.weight", "ffn.up.weight"), ("ffn", "hidden")),
     **dict.fromkeys(("ffn.gate.bias", "ffn.up.bias"), ("ffn",)),
     **dict.fromkeys(("attn.o.bias", "ffn.down.bias"), ("hidden",)),
+    "ffn.router.weight": ("ffn", "hidden"),
     "attn.q.weight": ("queries", "hidden"),
     "attn.q.bias": ("queries",),
     "attn.o.weight": ("hidden", "queries"),
@@ -53,7 +57,7 @@ class Shape:
 
     layers: int
     hidden: int
-    ffn: int
+    ffn: int  # neurons of an MLP, or experts of a mixture
     kv_heads: int
     group: int
     head_dim: int
@@ -61,29 +65,36 @@ class Shape:
     @classmethod
     def of(cls, spec: DecoderSpec) -> "Shape":
         """Read a model's. Raises ConfigError for one that cannot be pruned, with the reason."""
-        if spec.model_type not in FAMILIES:
-            known = f"which of its weights share an axis is known of {' and '.join(FAMILIES)} alone"
-            raise ConfigError(f"model_type {spec.model_type!r} cannot be pruned: {known}")
+        if spec.model_type not in (known := (*DENSE, *MIXTURES)):
+            why = f"which of its weights share an axis is known of {', '.join(known)} alone"
+            raise ConfigError(f"model_type {spec.model_type!r} cannot be pruned: {why}")
+        mixer, ffn = spec.layers[0].mixer, spec.layers[0].feed_forward
         for number, layer in enumerate(spec.layers):
             if not isinstance(layer.mixer, GroupedQueryAttention) or layer.mixer.window is not None:
                 raise ConfigError(f"layer {number} cannot be pruned: its attention has a window")
-        mixer, mlp = spec.layers[0].mixer, spec.layers[0].feed_forward
-        assert isinstance(mixer, GroupedQueryAttention) and isinstance(mlp, GatedMlp), "the families have no others"
+            if layer.feed_forward != ffn:
+                raise ConfigError(f"layer {number} cannot be pruned: one has experts, another has none")
+        assert isinstance(mixer, GroupedQueryAttention) and isinstance(ffn, (GatedMlp, MixtureOfExperts)), "no others"
+        size = ffn.num_experts if isinstance(ffn, MixtureOfExperts) else ffn.size
         group = mixer.num_heads // mixer.num_kv_heads
-        return cls(len(spec.layers), spec.hidden_size, mlp.size, mixer.num_kv_heads, group, mixer.head_dim)
+        return cls(len(spec.layers), spec.hidden_size, size, mixer.num_kv_heads, group, mixer.head_dim)
 
     def config(self, config: Mapping[str, object], layers: Sequence[int]) -> dict[str, object]:
         """Return config.json of a model of this shape, made of the `layers` of the one of `config`."""
-        kinds = config.get("layer_types")
+        kinds, ffn = config.get("layer_types"), read_spec(config).layers[0].feed_forward
+        own = {"intermediate_size": self.ffn, "head_dim": self.head_dim}
+        if isinstance(ffn, MixtureOfExperts):
+            own = {MIXTURES[str(config["model_type"])]: self.ffn}
+            own["num_experts_per_tok"] = min(self.ffn, ffn.routing.top_k)
+        gone = ("quantization_config", "max_window_layers", "num_local_experts")
         return {
-            **{key: value for key, value in config.items() if key not in ("quantization_config", "max_window_layers")},
+            **{key: value for key, value in config.items() if key not in gone},
             **({"layer_types": [kinds[layer] for layer in layers]} if isinstance(kinds, list) else {}),
             "num_hidden_layers": self.layers,
             "hidden_size": self.hidden,
-            "intermediate_size": self.ffn,
             "num_attention_heads": self.kv_heads * self.group,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
+            **own,
         }
 
     def program(self, config: Mapping[str, object]) -> Program:
@@ -93,7 +104,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Says which parts stay, by number; the neurons, key-value heads and query heads of each layer."""
+    """Says which parts stay, by number; the neurons or experts, key-value heads and query heads of each layer."""
 
     layers: list[int]
     hidden: list[int]
@@ -146,7 +157,7 @@ class Importance:
             rows = {"hidden": stays.hidden, "ffn": stays.ffn[at]}
             for axis, heads in (("keys", stays.keys[at]), ("queries", stays.queries[at])):
                 rows[axis] = [head * shape.head_dim + entry for head in heads for entry in range(shape.head_dim)]
-            for dim, axis in enumerate(AXES.get(end, ())):
+            for dim, axis in enumerate(AXES.get(end, ()) if weight.ndim < 3 else ("ffn",)):
                 weight = weight.index_select(dim, torch.tensor(rows[axis])) if axis in rows else weight
             if name in self.squares and self.squares[name].any():
                 weight = weight * (self.squares[name][stays.hidden].mean() / self.squares[name].mean()).sqrt()
@@ -167,6 +178,9 @@ def importance(spec: DecoderSpec, program: Program, weights: Weights, batches: S
     for ids_BT in batches:
         values, passing = dense_inputs(ids_BT), dict[str, torch.Tensor]()
         for op in interpret_each(program, weights, values, DenseMemory(program.states, len(ids_BT), ids_BT.shape[1])):
+            if op.kind == "experts":
+                scores_E, key = _scores(op, values, weights) / num_tokens, op.weights[2]
+                sums[key] = sums.get(key, torch.zeros(shape.ffn)) + scores_E
             for name in op.outputs:
                 if name in inputs:
                     passing[inputs[name]] = values[name]
@@ -177,7 +191,7 @@ def importance(spec: DecoderSpec, program: Program, weights: Weights, batches: S
         for layer, (begin, end) in enumerate(zip(ends, ends[1:])):
             cosine = torch.nn.functional.cosine_similarity(passing[begin], passing[end], dim=-1)
             turned_L[layer] += (1 - cosine).sum() / num_tokens
-    read = {name: (sums[name] * weights[name].square().sum(0)).sqrt() for name in last.values()}
+    read = sums | {name: (sums[name] * weights[name].square().sum(0)).sqrt() for name in last.values()}
     heads = torch.stack([read[f"layers.{layer}.attn.o.weight"] for layer in range(shape.layers)])
     return Importance(
         layers_L=turned_L,
@@ -212,15 +226,18 @@ def candidates(
     (most, price_of), whole = budget, Shape.of(read_spec(config))
     price: Callable[[Shape], float] = lambda shape: price_of(shape.program(config))  # noqa: E731
     layers = range(1, whole.layers + 1) if axes != "width" else [whole.layers]
-    widths = [_steps(whole.hidden), _steps(whole.ffn)] if axes != "depth" else [[whole.hidden], [whole.ffn]]
-    heads = [range(1, size + 1) if axes != "depth" else [size] for size in (whole.kv_heads, whole.group)]
-    smallest = Shape(layers[0], widths[0][0], widths[1][0], heads[0][0], heads[1][0], whole.head_dim)
+    has_experts = config["model_type"] in MIXTURES
+    cuts_hidden = axes != "depth" and not has_experts
+    hiddens = _steps(whole.hidden) if cuts_hidden else [whole.hidden]
+    heads = [range(1, size + 1) if cuts_hidden else [size] for size in (whole.kv_heads, whole.group)]
+    ffns = [whole.ffn] if axes == "depth" else range(1, whole.ffn + 1) if has_experts else _steps(whole.ffn)
+    smallest = Shape(layers[0], hiddens[0], ffns[0], heads[0][0], heads[1][0], whole.head_dim)
     if not price(smallest) <= most < price(whole):
         bounds = f"from {price(smallest):,.6g}, the smallest shape of these axes, to below {price(whole):,.6g}"
         raise ConfigError(f"a budget of {most:,.6g} prunes nothing or cannot be met: it must be {bounds}, the model's")
     best: dict[tuple[int, int], tuple[float, Candidate]] = {}
-    for num_layers, hidden, kv_heads, group in product(layers, widths[0], *heads):
-        shapes = [Shape(num_layers, hidden, ffn, kv_heads, group, whole.head_dim) for ffn in widths[1]]
+    for num_layers, hidden, kv_heads, group in product(layers, hiddens, *heads):
+        shapes = [Shape(num_layers, hidden, ffn, kv_heads, group, whole.head_dim) for ffn in ffns]
         if at := bisect_right(shapes, most, key=price):
             shape, key = shapes[at - 1], (num_layers, hidden)
             entry = found.lost(shape), Candidate(shape, price(shape))
@@ -253,6 +270,15 @@ def compared(
 def _end(name: str) -> str:
     """Return a name without the number of its layer."""
     return name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
+def _scores(op: Op, values: Weights, weights: Weights) -> torch.Tensor:
+    """Return what each expert adds, [E]: the norms of its outputs, times what they count for, of all tokens."""
+    x_TH, ids_TK, counts_TK = (values[name] for name in op.inputs)
+    alone = (x_TH.repeat_interleave(ids_TK.shape[1], 0), ids_TK.reshape(-1, 1), counts_TK.reshape(-1, 1))
+    each = dict(zip(op.inputs, alone, strict=True))
+    compute(op, weights, each, DenseMemory((), 1, 1))
+    return torch.zeros(len(weights[op.weights[0]])).index_add(0, ids_TK.flatten(), each[op.outputs[0]].norm(dim=1))
 
 
 def _steps(size: int) -> list[int]:

@@ -23,7 +23,7 @@ import torch
 from ridgeline import __version__
 from ridgeline.backends.reference.tensors import DTYPES as TORCH_DTYPES
 from ridgeline.backends.reference.tensors import as_array, as_tensors
-from ridgeline.compress.calibrate import Flow, layers_of, tokenizer_of, windows
+from ridgeline.compress.calibrate import Flow, layers_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
@@ -79,7 +79,8 @@ class QuantizeJob:
         self._form, self._method = recipe.form(), load(recipe.method)
         written: str | None = getattr(self._method, "FORMAT", None)
         self._is_plain = written == "dense"
-        self._is_bitsandbytes = self._form.code == "nf4" or written == "llm-int8"
+        is_bitsandbytes = self._form.code == "nf4" or written == "llm-int8"
+        self._format = bitsandbytes if is_bitsandbytes else hqq if self._form.zero == "minima" else compressed_tensors
         own = read_spec(folder.config)
         is_untied = recipe.rotate and own.head is not None and own.head.tied
         self._config = {**folder.config, **({"tie_word_embeddings": False} if is_untied else {})}
@@ -202,7 +203,7 @@ class QuantizeJob:
 
     def _windows(self) -> list[torch.Tensor]:
         recipe, length = self._recipe, self._program.context_length
-        return windows(self._texts, tokenizer_of(self._folder), recipe.samples, length, recipe.seed)
+        return windows(self._texts, self._folder.text_tokenizer(), recipe.samples, length, recipe.seed)
 
     def _shard(self, index: int) -> Path:
         return self.partial / f"model-{index + 1:05}-of-{len(self._layers) + 1:05}.safetensors"
@@ -214,15 +215,9 @@ class QuantizeJob:
             keys: list[Key] = [(target, source.expert) for target in source.rename.targets]
             if keys[0] in made.matrices:
                 stored = _together(source, self._program, [made.matrices[key] for key in keys])
-                layer = name.removesuffix(".weight")
-                if self._form.zero == "minima":
-                    tensors |= hqq.packed_tensors(layer, stored)
-                elif self._is_bitsandbytes:
-                    if not self._linear.issuperset(source.rename.targets):  # what is no linear layer has no outliers
-                        stored = in_given_order(stored)
-                    tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
-                else:
-                    tensors |= compressed_tensors.packed_tensors(layer, stored, dtype)
+                if not self._linear.issuperset(source.rename.targets):  # what is no linear layer has no outliers
+                    stored = in_given_order(stored)
+                tensors |= self._format.packed_tensors(name.removesuffix(".weight"), stored, dtype)
                 continue
             plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else self._plain[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
@@ -276,13 +271,8 @@ class QuantizeJob:
             if not self._chosen.issuperset(source.rename.targets) and linear.intersection(source.rename.targets)
         ]
         wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
-        ignored = sorted({*plain, "lm_head"})
-        if self._form.zero == "minima":
-            return hqq.quantization_config(self._form.bits, self._form.group, ignored)
-        if self._is_bitsandbytes:
-            return bitsandbytes.quantization_config(self._form, ignored)
         others = {INT8: sorted(wide)} if wide else {}
-        return compressed_tensors.quantization_config(self._form, ignored, others)
+        return self._format.quantization_config(self._form, sorted({*plain, "lm_head"}), others)
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:
@@ -329,10 +319,8 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
         return whole
     at = [rows for target in source.rename.targets for rows in source.rows(program, target, slice(None))]
     order = np.argsort(take_ranges(np.arange(len(whole.codes)), 0, at))
-    points = None if whole.points is None else whole.points[order]
-    minima = None if whole.minima is None else whole.minima[order]
-    codes, scales = whole.codes[order], whole.scales[order]
-    return replace(whole, packed=codes, scales=scales, points=points, minima=minima)
+    points, minima = (None if each is None else each[order] for each in (whole.points, whole.minima))
+    return replace(whole, packed=whole.codes[order], scales=whole.scales[order], points=points, minima=minima)
 
 
 def _reports_of(shard: Path) -> Path:

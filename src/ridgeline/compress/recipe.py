@@ -24,7 +24,7 @@ class Calibration:
     seed: int = option(0, "Seed that draws the calibration windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class PruneRecipe(Calibration):
     )
     hardware: str = option("this", "What --latency is of: the machine here, or a datasheet, NAME or NAME:COUNT.")
     axes: Literal["both", "width", "depth"] = option(
-        "both", "What is cut: width (hidden channels, neurons, heads), depth (layers), or both."
+        "both", "What is cut: width (hidden channels, neurons, heads; of a mixture experts), depth (layers), or both."
     )
     candidates: int = option(16, "Number of shapes that are compared on text.", low=1)
 
@@ -152,7 +152,7 @@ class DistillRecipe:
     seed: int = option(0, "Seed that draws the training windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,4 +170,4 @@ class HeadRecipe:
     seed: int = option(0, "Seed that draws the training windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)

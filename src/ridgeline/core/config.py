@@ -33,11 +33,6 @@ class Choice:
     reason: str
 
 
-def _check(config: object) -> None:
-    """Raise ConfigError for a value that its declaration does not allow."""
-    check(config, lambda name, message: ConfigError(message))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Says what to load, and for what context; `model`: a folder, a .gguf file, a hub id, a bundled model's name."""
@@ -53,7 +48,7 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +73,7 @@ class QuantizeConfig:
     embeddings: bool = option(True, "Quantize the embedding and the LM head too.")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         options = (self.group_size, self.zero_points, self.embeddings)  # a checkpoint's own integers have inputs too
         if self.scheme is None and options != (None, False, True):
             raise ConfigError("options of quantization were given without a scheme; add quantize=int8 or int4")
@@ -114,7 +109,7 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +142,7 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if tokens < seqs:
             why = "every running sequence computes at least one token a step"
@@ -171,7 +166,7 @@ class BackendConfig:
     pack_cache: bool = option(True, "Keep packed weights on disk, below ~/.cache, so that the next start is faster.")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +202,7 @@ class EngineConfig:
     choices: Mapping[str, Choice] = field(default_factory=dict[str, Choice])  # options that were chosen, not given
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         if (drafting := self.speculation.draft_quantize) not in (known := ["auto", "none", *scheme_names()]):
             raise ConfigError(f"draft_quantize must be one of {', '.join(known)}, got {drafting!r}")
         if any(not name for name in self.adapters):

@@ -14,6 +14,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
+from ridgeline.core.errors import ConfigError
+
 _NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
 
 
@@ -106,7 +108,7 @@ def table(owner: type) -> tuple[Row, ...]:
     return tuple(_rows(owner, None))
 
 
-def check(instance: Any, error: Callable[[str, str], Exception]) -> None:
+def check(instance: Any, error: Callable[[str, str], Exception] = lambda name, message: ConfigError(message)) -> None:
     """Raise `error(name, message)` for the first field with a value that its own declaration does not allow."""
     for row in table(type(instance)):
         if row.part is None and (problem := row.problem(getattr(instance, row.field))) is not None:

@@ -84,7 +84,7 @@ class SpeculationConfig:
     lookahead_guesses: int = option(4, "Maximum n-grams of lookahead for each first token.", low=1, high=32)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
         for name, model in self._asked():
             if name not in (known := [*proposer_names(), *drafter_names()]):
                 raise ConfigError(f"speculate must be off, auto or one of {', '.join(known)}, got {name!r}")

@@ -1,18 +1,14 @@
-"""Cost of a step of a program by op or by fused group, and the memory of its weights and KV cache."""
+"""Count the parameters of a program, and the memory of its weights and of its KV cache."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.cost.prices import Pricer, step_sizes
-from ridgeline.program.op import KvState, Op, Program, RecurrentState, dims_of
+from ridgeline.program.op import KvState, Program, RecurrentState, dims_of
 from ridgeline.program.ops.attention import AttentionAttrs
 from ridgeline.program.opset import float32_weights
-from ridgeline.program.passes.fuse import Group
-from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost, elements
-
-PLAIN = ElementBytes()
+from ridgeline.program.pricing import FLOAT32_BYTES, elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +25,6 @@ class KvGroup:
         """Return the bytes for a sequence of `num_tokens`: of a window, what the next token sees and itself."""
         num_cached = num_tokens if self.window is None else min(num_tokens, self.window)
         return num_cached * self.bytes_per_token + self.bytes_per_sequence
-
-
-def account(program: Program, load: Load, element: ElementBytes = PLAIN) -> list[tuple[Op, OpCost]]:
-    """Return every op of `program` with its cost in a step that computes `load`, in order."""
-    pricer, sizes = Pricer(program, element), step_sizes(load)
-    return [(op, pricer.price(op).cost(load, sizes)) for op in program.ops]
-
-
-def account_groups(
-    program: Program, groups: Sequence[Group], load: Load, element: ElementBytes = PLAIN
-) -> list[OpCost]:
-    """Return the cost of every group; FLOPs, weights and KV memory are those of `account`.
-
-    Values that only a group's own ops read stay in the cores, and what several of them read comes once.
-    """
-    pricer, sizes = Pricer(program, element), step_sizes(load)
-    return [sum((price.cost(load, sizes) for price in pricer.together(group.ops)), OpCost()) for group in groups]
-
-
-def total(accounts: Iterable[tuple[Op, OpCost]]) -> OpCost:
-    """Sum the costs."""
-    return sum((cost for _, cost in accounts), OpCost())
 
 
 def kv_groups(program: Program, element_bytes: float) -> Sequence[KvGroup]:

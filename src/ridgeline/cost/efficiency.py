@@ -3,12 +3,11 @@
     predicted = overhead + t · tokens + ((compute ÷ e_c)^p + (memory ÷ e_m)^p)^(1/p)
 
 `compute` and `memory` are the limits of the roofline, so what is fitted is a share of a ceiling. Fitted by medians over
-small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention alone has a t, and p = 1: a token
-takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
+small grids; shares stay within BOUNDS, and one at a bound is a finding. Attention and recurrences alone have a t, and
+p = 1: a token takes time whatever it sees, and the parts add up. Cached beside the ceilings. No torch.
 """
 
 import math
-from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import product
@@ -24,7 +23,7 @@ from ridgeline.program.pricing import ElementBytes
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 7  # raised when the model of an op's time changes: fits of another version are not used
+VERSION = 8  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.02, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
@@ -37,7 +36,9 @@ CACHED = " cached"  # ends keys of steps all of whose bytes the cache holds
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 MIN_REST_S, FIT_ROUNDS = 5e-6, 40
 ADDED_UP = (1e-6, 1e-7, 1.7, 1.3)  # seconds and those of a token; shares of 0.6 and 0.8, where samples do not tell
+RECURRENCES = ("selective_scan", "ssd", "delta_rule", "retention")
 MANY = 64  # tokens of a step
+COLD = 512  # tokens of a step that leaves nothing in caches
 OPS_FIELDS = 2  # the last ones of a Rest
 
 
@@ -65,12 +66,15 @@ def key_of(work: OpTiming) -> str:
 class Behind(NamedTuple):
     """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone.
 
-    `plans`: while it runs, the next one is planned, and is not this one with each sequence a token on.
+    `plans`: while it runs, the next one is planned, and is not this one with each sequence a token on. `came`: how many
+    of its sequences are not the last step's. `tokens`: of the step behind which it was laid out anew.
     """
 
     age: float = math.inf
     gone: bool = False
     plans: bool = False
+    came: int = 0
+    tokens: int = 0
 
 
 class TimedStep(NamedTuple):
@@ -81,14 +85,13 @@ class TimedStep(NamedTuple):
     num_seqs: int
     behind: Behind
     seconds: float
-    verifies: bool = False  # all rows are sampled from: tokens beyond one for each sequence are drafts, and no prompts
 
     @property
     def parts(self) -> tuple[float, ...]:
         """Return what the fields of a Rest multiply."""
-        anew, few_s = 0.5**self.behind.age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
-        prompts = self.num_tokens > self.num_seqs and not self.verifies
-        around = 1, self.num_seqs, anew, anew * self.num_seqs, prompts, self.behind.gone, self.behind.plans
+        age, gone, plans, came, tokens = self.behind
+        anew, few_s = 0.5**age, self.ops_s * max(0.0, 1 - log2(self.num_tokens) / log2(MANY))
+        around = 1, self.num_seqs, anew, anew * self.num_seqs, came, gone, plans, anew * min(tokens, COLD)
         return *around, self.ops_s - few_s, few_s
 
 
@@ -97,8 +100,9 @@ class Rest:
     """Holds what a step takes around its ops: planning, sampling, taking in; some for each sequence.
 
     A step that is not the one before with each sequence a token on takes more: it is laid out anew, and the next ones
-    find caches cold and plans to finish. One with prompts takes more, and so does one behind the end of sequences: it
-    is not planned before these are gone; and one lacks a thread while the next one is planned anew. `ops` is how long
+    find plans to finish, and caches that are the colder, the more tokens were computed before. Each sequence that came
+    takes more, and so does a step behind the end of some: it is not planned before these are gone; and one lacks a
+    thread while the next one is planned anew. `ops` is how long
     ops take among others, by their time in profiled steps, where a step has MANY tokens, `few_ops` where it has one;
     between, it goes by the logarithm.
     """
@@ -107,9 +111,10 @@ class Rest:
     sequence_s: float
     anew_s: float = 0.0
     anew_sequence_s: float = 0.0
-    prompts_s: float = 0.0
+    came_s: float = 0.0
     gone_s: float = 0.0
     plans_s: float = 0.0
+    cold_s: float = 0.0
     ops: float = 1.0
     few_ops: float = 1.0
 
@@ -167,11 +172,8 @@ class Efficiency:
 
     def _bend(self, compute_s: float, memory_s: float) -> float:
         at = log2(compute_s / memory_s) if compute_s and memory_s else 0.0
-        after = bisect(self.bends, (at, math.inf))
-        if not 0 < after < len(self.bends):
-            return self.bends[min(after, len(self.bends) - 1)][1]
-        (left, low), (right, high) = self.bends[after - 1 : after + 1]
-        return low + (high - low) * (at - left) / (right - left)
+        points, factors = zip(*self.bends)
+        return float(np.interp(at, points, factors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,7 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
     for key, found in by_key.items():
         if len(found) < MIN_SAMPLES:
             continue
-        if "attention" in key:
+        if "attention" in key or key.split()[0] in RECURRENCES:
             fitted[key] = _added_up(found)
             continue
         shortest = min(sample.measured_s for sample in found)

@@ -7,10 +7,14 @@ layers has few distinct ops. There is no formula here: every price is that of a 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 
+from ridgeline.cost.efficiency import RECURRENCES
 from ridgeline.program.op import FEATURES, LOGITS, STEP_INPUTS, Attrs, Op, Program, Shape
 from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, WeightShape
+
+SPAN_BY_SPAN = ("causal_conv", *RECURRENCES)
+SHORT = 8  # tokens of a span at most, as kFewTokens of native/kernels/recurrent/recurrence.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,17 @@ class OpPrice:
 def step_sizes(load: Load) -> Mapping[str, int]:
     """Return the sizes of a program's symbolic dimensions in a step."""
     return {"T": load.num_tokens, "R": load.num_rows}
+
+
+def forms_of(kind: str, load: Load) -> list[tuple[str, Load]]:
+    """Return what an op of a kind computes one after the other, each with what is behind the key of its efficiency.
+
+    Recurrent layers take span by span, short ones token by token and long ones in chunks.
+    """
+    if kind not in SPAN_BY_SPAN:
+        return [("", load)]
+    short, long = (tuple([s for s in load.spans if (s[0] > SHORT) is is_long]) for is_long in (False, True))
+    return [(form, Load(spans, 0)) for form, spans in ((" short", short), (" long", long)) if spans]
 
 
 def _concrete(shapes: tuple[Shape, ...], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
@@ -96,7 +111,7 @@ class GroupPrice:
 
 
 def price_groups(program: Program, groups: Sequence[Group], element: ElementBytes) -> Sequence[GroupPrice]:
-    """Return the prices of a program whose ops run in `groups`; their costs are those of `account_groups`."""
+    """Return the prices of a program whose ops run in `groups`; their costs are those of `costs_of`."""
     pricer = Pricer(program, element)
     alike: dict[tuple[str, tuple[OpPrice, ...]], list[Group]] = {}
     for group in groups:

@@ -1,8 +1,8 @@
 """Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
     step = k · Σ pieces predicted + rest
-    rest = a + b · sequences + (c + d · sequences) / 2^age + e, with prompts + f, where sequences are gone
-         + g, where the next one is planned anew meanwhile
+    rest = a + b · sequences + (c + d · sequences) / 2^age + e · sequences that came + f, where sequences are gone
+         + g, where the next one is planned anew meanwhile + h · tokens of the step before it was laid out anew / 2^age
 
 `age` is how many steps ago one was laid out anew; k goes by the tokens of the step.
 
@@ -10,12 +10,13 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ridgeline.cost.efficiency import Behind, Calibration, Efficiency, OpTiming, Rest, TimedStep, fit_rest, key_of
 from ridgeline.cost.hardware import InputKind
-from ridgeline.cost.prices import GroupPrice, price_groups
+from ridgeline.cost.prices import GroupPrice, forms_of, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline, sampling_cost
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group, fuse
@@ -28,8 +29,9 @@ PRIOR_REST = Rest(step_s=60e-6, sequence_s=18e-6)
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Equal pieces: the key of their efficiency, what they multiply, and what they cost."""
+    """Equal pieces: their kind, the key of their efficiency, what they multiply, and what they cost."""
 
+    kind: str
     key: str
     inputs: InputKind
     price: GroupPrice
@@ -57,7 +59,7 @@ class StepTime:
         self._calibration, self._is_limit = calibration, is_limit
         self.unfitted: set[str] = set()
         self._pieces = _priced(program, pieces)
-        self._sampling, self._program = [key_of(p) for p in pieces if not p.ops], program
+        self._sampling, self._program = [key_of(p) for p in pieces if not (p.ops or is_limit)], program
         self._bytes: dict[tuple[int, int], float] = {}
         self._fixed_s: dict[tuple[int, int, bool], float] = {}
         fitted = calibration.rest if calibration is not None else None
@@ -66,8 +68,10 @@ class StepTime:
 
     def seconds(self, load: Load, behind: Behind | None = None) -> float:
         """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""
-        usual = Behind(0) if load.num_tokens > len(load.spans) else Behind()
-        return self.rest.of(self._step(load, behind or usual))
+        if behind is None:
+            came = sum(num_tokens == end for num_tokens, end in load.spans)
+            behind = Behind(0 if load.num_tokens > len(load.spans) else math.inf, came=came)
+        return self.rest.of(self._step(load, behind))
 
     def fitted(self, steps: Iterable[tuple[Load, Behind, float]], *, with_ops: bool) -> "StepTime":
         """Return the same with what is around ops, and `with_ops` what these take among others, as in these steps."""
@@ -88,8 +92,7 @@ class StepTime:
         return found
 
     def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
-        verifies = load.num_rows == load.num_tokens
-        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds, verifies)
+        return TimedStep(self._ops_s(load), load.num_tokens, len(load.spans), behind, seconds)
 
     def _ops_s(self, load: Load) -> float:
         """Return what all pieces take when nothing is around them."""
@@ -101,11 +104,11 @@ class StepTime:
         is_cached = memory_bytes <= self._ceilings.cache_bytes
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
-            fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load.num_tokens)
+            fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load)
             sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
             fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
             self._fixed_s[*size, is_cached] = fixed_s
-        return self._of_pieces(varying, roofline, load.num_tokens) + fixed_s
+        return self._of_pieces(varying, roofline, load) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
@@ -118,33 +121,27 @@ class StepTime:
             found[limit.bound] = found.get(limit.bound, 0.0) + piece.price.count * limit.seconds
         return found, total
 
-    def ceiling_bytes_per_s(self) -> dict[str, float]:
-        """Return what can be read in a second, at most, from memory and from the cache."""
+    def ceilings_per_s(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the bytes that can be read in a second, and the arithmetic by the type of the program's inputs."""
         ceilings, num_threads = self._ceilings, self._num_threads
-        return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}
-
-    def ceiling_flops_per_s(self) -> dict[str, float]:
-        """Return the arithmetic that is possible in a second, by the type of inputs that the program has."""
         kinds: list[InputKind] = sorted({piece.inputs for piece in self._pieces})
-        return {kind: peak for kind in kinds if (peak := self._ceilings.peak(kind, self._num_threads)) is not None}
+        peaks: dict[str, float] = {k: peak for k in kinds if (peak := ceilings.peak(k, num_threads)) is not None}
+        return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}, peaks
 
     def _costs(self, load: Load, *, varying: bool) -> list[tuple[_Priced, OpCost]]:
         """Return what one costs of the pieces that spans decide about, or of the others."""
         return [(each, each.price.cost(load)) for each in self._pieces if each.depends_on_spans is varying]
 
-    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, num_tokens: int) -> float:
+    def _of_pieces(self, costs: Sequence[tuple[_Priced, OpCost]], roofline: Roofline, load: Load) -> float:
         total_s = 0.0
         for piece, cost in costs:
-            limit = roofline.predict(cost, piece.inputs)
-            one_s = limit.seconds
-            if not self._is_limit:
-                one_s = self._seconds(piece.key + roofline.where, limit.compute_s, limit.moving_s, num_tokens)
-            total_s += piece.price.count * one_s
+            for form, part in [("", load)] if self._is_limit else forms_of(piece.kind, load):
+                limit = roofline.predict(cost if part is load else piece.price.cost(part), piece.inputs)
+                work = piece.key + form + roofline.where, limit.compute_s, limit.moving_s, part.num_tokens
+                total_s += piece.price.count * (limit.seconds if self._is_limit else self._seconds(*work))
         return total_s
 
     def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
-        if self._is_limit:
-            return 0.0
         known = self._calibration
         found = None if known is None else known.predict(key, compute_s, moving_s, num_tokens)
         if found is None:
@@ -174,7 +171,7 @@ def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:
             group = Group(piece.kind, piece.label, tuple(ops[label] for label in piece.ops))
             alike.setdefault((key_of(piece), piece.inputs, piece.element), []).append(group)
     prices = ((*kind, price) for kind, groups in alike.items() for price in price_groups(program, groups, kind[2]))
-    return [_Priced(key, inputs, price, _depends_on_spans(price)) for key, inputs, _, price in prices]
+    return [_Priced(price.kind, key, inputs, price, _depends_on_spans(price)) for key, inputs, _, price in prices]
 
 
 def _depends_on_spans(price: GroupPrice) -> bool:

@@ -125,15 +125,17 @@ def timed_steps(steps: Records, spans: Records, depth: int) -> Iterator[tuple[Lo
     Several rounds are as many steps, of which one is yielded. Where planning took no time, as in a simulation, nothing
     tells when the next one was planned.
     """
-    last: set[int] = set()
+    last, before, num_tokens = set[int](), 0, 0
     is_ahead_N = (_between_s(steps) < SAME_S) & (steps["plan_s"][1:] > 0) & (depth > 1)
     plans_N = np.append(is_ahead_N & (steps["span_shift"][1:] == 0), False)
     for step, seconds, plans in zip(steps, step_seconds(steps, depth).tolist(), plans_N.tolist()):
         found = spans_of(step, spans, int(steps["first_span"][0]))
         seq_ids = set(found["seq_id"].tolist())
-        behind = Behind(int(step["span_shift"]), not last <= seq_ids, plans)
+        age = int(step["span_shift"])
+        before = before if age else num_tokens
+        behind = Behind(age, not last <= seq_ids, plans, len(seq_ids - last), before)
         yield load_of(found), behind, seconds / int(step["num_rounds"])
-        last = seq_ids
+        last, num_tokens = seq_ids, int(step["num_tokens"])
 
 
 def spans_of(step: np.void, spans: Records, first: int = 0) -> Records:

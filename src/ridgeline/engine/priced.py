@@ -85,7 +85,7 @@ class StepPrices:
                     self._next_s = math.inf
                     return None
                 self._time = step_time_of(*self._of, hardware)
-                self._sums = PricedSteps(self._time.ceiling_bytes_per_s(), self._time.ceiling_flops_per_s())
+                self._sums = PricedSteps(*self._time.ceilings_per_s())
             self._price(self._time)
         except Exception:  # whoever asks has more to tell
             log.exception("steps are not priced any more")

@@ -1,6 +1,7 @@
 """Follow one request through a recording: where its time went, and each of its steps. Must not import torch."""
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +31,27 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
     predict, bounds = machine.step_time.seconds, machine.step_time.bounds
     waits, steps, made = dict[str, float](), list[tuple[Any, ...]](), False
     decoding: dict[str, float] = dict.fromkeys(DECODING, 0.0)
-    for step in recording.steps[int(output["first_step"]) : int(output["last_step"]) + 1]:
+    first, end = int(output["first_step"]), int(output["last_step"]) + 1
+    for step, (load, behind, measured_s) in islice(zip(recording.steps, recording.timed()), first, end):
         if step["start_s"] > output["arrival_s"] + output["latency_s"]:
             break  # it was ended from outside, between two steps
-        spans, measured_ms = recording.spans_of(step), 1e3 * float(step["run_s"])
+        spans, ms = recording.spans_of(step), 1e3 * int(step["num_rounds"])  # those of all rounds
+        measured_ms = ms * measured_s
         own, at_ms = spans[spans["seq_id"] == seq_id], 1e3 * float(step["start_s"] - output["arrival_s"])
         if not len(own):
             reason = WAIT_REASONS[step["head_waits"]] or "the step under way"
             waits[reason] = waits.get(reason, 0.0) + min(measured_ms, max(0.0, at_ms + measured_ms))
             continue
-        (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(load_of(spans))
+        (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), ms * predict(load, behind)
         made = made or start >= output["num_prompt"]  # it was forked from the one whose prompt it shares
         kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
         if made:
             together = spans[spans["num_tokens"] == spans["num_rows"]] if kind == "decode" else spans
-            alone_ms, together_ms = (1e3 * predict(load_of(part)) for part in (own, together))
+            alone_ms, together_ms = (ms * predict(load_of(part), behind) for part in (own, together))
             parts_ms = (alone_ms, together_ms - alone_ms, predicted_ms - together_ms, measured_ms - predicted_ms)
             decoding = {name: decoding[name] + ms for name, ms in zip(DECODING, parts_ms)}
         made = made or start + tokens >= output["num_prompt"]
-        times_ms = (1e3 * sum(bounds(load_of(spans))[0].values()), predicted_ms, measured_ms)
+        times_ms = (ms * sum(bounds(load)[0].values()), predicted_ms, measured_ms)
         steps.append((int(step["step"]), at_ms, kind, tokens, start, len(spans), *times_ms))
     queue_ms, first_ms, end_ms = (1e3 * float(output[name]) for name in ("queue_s", "ttft_s", "latency_s"))
     first_ms = end_ms if np.isnan(first_ms) else first_ms

@@ -232,9 +232,7 @@ def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: L
     texts = [request.prompt for request in requests if isinstance(request.prompt, str)]
     if not texts:
         return requests
-    tokenizer = ModelFolder.open(config.model.model, config.model.revision).tokenizer()
-    if tokenizer is None:
-        raise ConfigError(f"{config.model.model} has no tokenizer, and the workload {workload} is text")
+    tokenizer = ModelFolder.open(config.model.model, config.model.revision).text_tokenizer()
     return [replace(r, prompt=tokenizer.encode(r.prompt)) if isinstance(r.prompt, str) else r for r in requests]
 
 
@@ -263,21 +261,22 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    seconds, behind, last = machine.step_time.seconds, Behind(0), set[int]()
+    seconds, behind, last, num_tokens = machine.step_time.seconds, Behind(0), set[int](), 0
 
     def lasting(plan: StepPlan) -> float:
-        nonlocal behind, last
+        nonlocal behind, last, num_tokens
         see(plan)
         seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
         plans = len(executor.queued) > 0 and not executor.queued[0].follows
-        behind, last = Behind(behind.age + 1 if plan.follows else 0, not last <= seq_ids, plans), seq_ids
-        return pace(seconds(planned_load(plan), behind))
+        age, before = (behind.age + 1, behind.tokens) if plan.follows else (0, num_tokens)
+        behind, asked = Behind(age, not last <= seq_ids, plans, len(seq_ids - last), before), planned_load(plan)
+        last, num_tokens = seq_ids, asked.num_tokens
+        return pace(seconds(asked, behind))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
-    recording = recorder.recording(loop.journal)
-    steps = recording.steps
+    steps = (recording := recorder.recording(loop.journal)).steps
     run_s, running = steps["run_s"], steps["num_spans"]
     used = np.max([steps[f"used_{i}"] / g.num_blocks for i, g in enumerate(setup.layout.groups)], axis=0)
     total_s = float(run_s.sum()) or 1.0

@@ -51,10 +51,7 @@ class Scorer:
 
     def tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer. Raises ConfigError where it has none."""
-        tokenizer = self._folder.tokenizer()
-        if tokenizer is None:
-            raise ConfigError(f"{self.name} has no tokenizer, so it cannot read text; put tokenizer.json in its folder")
-        return tokenizer
+        return self._folder.text_tokenizer()
 
     def logits(self, token_ids: Sequence[int]) -> Iterator[Float32s]:
         """Yield the logits of a text's tokens in chunks [T, V], each good until the next one is asked for."""

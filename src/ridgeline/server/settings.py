@@ -96,7 +96,7 @@ class ServerSettings:
         return parse_slos(self.slo or "")
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        check(self)
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the API key is empty; give one, or leave the option out")
         if self.tls_key is not None and self.tls_cert is None:

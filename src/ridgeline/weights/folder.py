@@ -89,6 +89,12 @@ class ModelFolder:
             return gguf_tokenizer(self.gguf.metadata, self.path)
         return Tokenizer.from_folder(self.path)
 
+    def text_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer for text that has to be read. Raises ConfigError where there is none."""
+        if (tokenizer := self.tokenizer()) is None:
+            raise ConfigError(f"{self.name} has no tokenizer, so it reads no text; put tokenizer.json into its folder")
+        return tokenizer
+
     def pooling(self) -> PoolingKind | None:
         """Return how texts become vectors, as sentence-transformers has it; None where the folder is silent.
 

@@ -49,6 +49,7 @@ def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) ->
 
 def copy_beside(model: Path, folder: Path, *left_out: str) -> None:
     """Copy what a model's folder has beside its weights (config, tokenizer, generation defaults), but `left_out`."""
+    folder.mkdir(parents=True, exist_ok=True)
     for file in model.iterdir() if model.is_dir() else ():
         is_beside = file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name
         if is_beside and file.is_file() and file.name not in left_out:

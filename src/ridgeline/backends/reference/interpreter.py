@@ -29,13 +29,13 @@ def interpret(
 def interpret_each(
     program: Program, weights: Mapping[str, Tensor], values: dict[str, Tensor], memory: StepMemory
 ) -> Iterator[Op]:
-    """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed."""
+    """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed, beside its inputs."""
     lives = liveness([(op,) for op in program.ops], program.result, *program.taps)
     for op, ends in zip(program.ops, lives.ends, strict=True):
         compute(op, weights, values, memory)
+        yield op
         for name in ends:
             del values[name]
-        yield op
 
 
 def compute(op: Op, weights: Mapping[str, Tensor], values: dict[str, Tensor], memory: StepMemory) -> None:

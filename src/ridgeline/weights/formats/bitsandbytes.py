@@ -171,8 +171,9 @@ def _eight_bits(layer: str, stored: StoredMatrix) -> dict[str, Array]:
     return tensors | {f"{layer}.weight": contiguous(codes ^ np.uint8(form.fixed_zero)).view(np.int8)}
 
 
-def quantization_config(form: StoredFormat, ignored: Sequence[str]) -> dict[str, object]:
+def quantization_config(form: StoredFormat, ignored: Sequence[str], others: Mapping[Any, Any]) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
+    assert not others, "a model of bitsandbytes has one format"
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": form.bits == 4,

@@ -8,12 +8,13 @@ kernels add, -zero * scale, is rounded to float16. 4 and 8 bits are written too.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredMatrix
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
@@ -76,8 +77,8 @@ def _packed(layer: str, checkpoint: Checkpoint) -> PackedTensor:
     return PackedTensor(f"{layer}.weight", (shape[0], shape[1]), (*names, *unused), integers.form, matrix)
 
 
-def packed_tensors(layer: str, stored: StoredMatrix) -> dict[str, Array]:
-    """Return the tensors of a layer of 4 or 8 bits with minima, none of whose scales is zero."""
+def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Return the tensors of a layer of 4 or 8 bits with minima, none of whose scales is zero; no part has `dtype`."""
     bits, group = stored.format.bits, stored.format.group
     codes = stored.codes.reshape(-1, group)
     half = len(codes) // 2
@@ -98,9 +99,10 @@ def packed_tensors(layer: str, stored: StoredMatrix) -> dict[str, Array]:
     return {f"{layer}.{key}": value for key, value in facts.items()}
 
 
-def quantization_config(bits: int, group: int, ignored: Sequence[str]) -> dict[str, object]:
+def quantization_config(form: StoredFormat, ignored: Sequence[str], others: Mapping[Any, Any]) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
-    weights = {"nbits": bits, "group_size": group, "axis": 1, "channel_wise": True, "optimize": True}
+    assert not others, "a model of HQQ has one format"
+    weights = {"nbits": form.bits, "group_size": form.group, "axis": 1, "channel_wise": True, "optimize": True}
     weights |= {"round_zero": False, "view_as_float": False}
     config = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
     return {"quant_method": "hqq", "quant_config": config | {"offload_meta": False}, "skip_modules": list(ignored)}

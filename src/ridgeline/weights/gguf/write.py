@@ -70,16 +70,13 @@ class GgufWriter:
             raise ConfigError(
                 f"{folder.name}: GGUF cannot say all that its config.json does, such as its rope or biases"
             )
-        tokenizer = folder.tokenizer()
-        if tokenizer is None:
-            raise ConfigError(f"{folder.name} has no tokenizer.json to put into a GGUF file")
         ends = folder.generation_config.eos_token_ids
         self._metadata: dict[str, object] = {
             "general.architecture": name,
             "general.name": folder.name,
             "general.alignment": DEFAULT_ALIGNMENT,
             **{f"{name}.{key}": value for key, value in own.items()},
-            **metadata_of_tokenizer(tokenizer, self._spec.vocab_size, ends[0] if ends else None),
+            **metadata_of_tokenizer(folder.text_tokenizer(), self._spec.vocab_size, ends[0] if ends else None),
         }
 
     def _own_metadata(self, config: Mapping[str, object]) -> dict[str, object]:

