@@ -96,8 +96,8 @@ def test_what_is_taken_in_late_is_drafted_from_as_if_it_had_been_at_once(kind, t
     assert len(drafts) > 5
     observe = ModelDrafts.observe
 
-    def at_once(self, running, plan, result):
-        observe(self, running, plan, result)
+    def at_once(self, *told):
+        observe(self, *told)
         self.is_behind = True
 
     monkeypatch.setattr(ModelDrafts, "observe", at_once)
@@ -144,9 +144,9 @@ def test_of_too_many_that_nobody_asked_for_the_latest_are_there(target, tmp_path
     model, held = llm.engine.loop.scheduler.strategy._model, []
     observe = model.observe
 
-    def observing(running, plan, result):
+    def observing(*told):
         before = len(together)
-        observe(running, plan, result)
+        observe(*told)
         rows = [len(taps_TW) for _, taps in model._unseen for taps_TW in taps]
         held.append((len(model._unseen), model._num_unseen, sum(rows), len(together) - before))
 

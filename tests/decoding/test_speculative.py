@@ -163,7 +163,7 @@ def test_an_end_is_told_to_every_proposer():
     machine.step()
     machine.strategy.forget(machine.views[0])
     assert proposers["a"].forgotten == proposers["b"].forgotten == [0]
-    assert not machine.strategy._unverified
+    assert not machine.strategy._unverified._drafts
 
 
 class Slow(Says):
