@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,11 +17,9 @@ from drafting import TINY, prompts_of
 from families import tiny_config
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.model_drafts import MAX_FAILURES
-from ridgeline.engine.companion import with_draft_model
-from ridgeline.weights.folder import BUNDLED_MODELS, ModelFolder
+from ridgeline.weights.folder import BUNDLED_MODELS
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -387,25 +384,3 @@ def test_what_drafts_takes_few_bits_and_changes_no_output():
     assert weight_bytes["none"] > 1.5 * weight_bytes["auto"] == 1.5 * weight_bytes["int8"] > weight_bytes["int4"]
     with pytest.raises(ConfigError, match=r"draft_quantize must be one of auto, none, .*int8.*, got 'int3'"):
         LLM("python-9m", speculate="draft:python-1m", draft_quantize="int3")
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ("auto", "auto,draft:python-1m"),
-        ("auto,eagle:head", "auto,eagle:head"),
-        ("ngram", "ngram"),
-        ("off", "off"),
-    ],
-)
-def test_auto_drafts_with_the_bundled_model_that_the_config_names(asked, expected):
-    folder = ModelFolder.open("python-9m")
-    config = EngineConfig.of("python-9m", speculate=asked)
-    assert with_draft_model(config, folder).speculation.speculate == expected
-
-
-@pytest.mark.parametrize("name", ["../python-1m", "python-1m/..", "no-such-model", 7, "/etc"])
-def test_a_folder_names_none_but_bundled_models(name):
-    folder = replace(ModelFolder.open("python-9m"), config={"draft_model": name})
-    config = EngineConfig.of("python-9m", speculate="auto")
-    assert with_draft_model(config, folder) is config

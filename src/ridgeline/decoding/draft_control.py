@@ -60,15 +60,16 @@ class _Shape:
     def is_known(self) -> bool:
         return self.num_steps >= self.trials
 
-    def observe(self, share: float) -> float:
-        """Take in a step; return by how much it was longer than usual, 0 where that is not known."""
-        self.num_steps += 1
-        if self.num_steps <= self.trials:
+    def observe(self, share: float, count: int = 1) -> float:
+        """Take in a step of `count` rounds; return by how much it was longer than usual, 0 where that is not known."""
+        was_known = self.is_known
+        self.num_steps += count
+        if not was_known:
             self.first.append(share)
             self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
         change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
-        self.share *= 1 + change / min(self.num_steps, self.memory_steps)
+        self.share *= 1 + change * count / min(self.num_steps, self.memory_steps)
         return change
 
 
@@ -87,8 +88,8 @@ class StepTimes:
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
-    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False) -> None:
-        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN."""
+    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> None:
+        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds."""
         self._level_s = self._level_s or seconds
         plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
         batch = _batch(num_decodes, extra, computed)
@@ -97,8 +98,9 @@ class StepTimes:
             shape, expected_s = self._drafted.setdefault((batch, extra), _Shape()), expected_s * plain.share
         elif extra:
             return
-        self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s)
-        if extra > 0 and shape.num_steps == TRIALS:
+        was_known = shape.is_known
+        self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s, count)
+        if extra > 0 and shape.is_known and not was_known:
             insort(self._known.setdefault(batch, []), extra)
 
     def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
@@ -166,7 +168,7 @@ class DraftControl:
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
-    _catch_up: _Shape = field(default_factory=_Shape)  # of a token, as a share of a step without drafts
+    _catch_up: _Shape = field(default_factory=lambda: _Shape(trials=1))  # of a token, as a share of a plain step
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -255,12 +257,13 @@ class DraftControl:
         lag: int = 0,
         *,
         computed: bool = False,
+        round_s: float | None = None,
     ) -> None:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
-        `num_steps` that are alike it is the median. `lag` tokens were computed for drafts beside the newest ones, where
-        a model has `computed` these.
+        `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. `lag`
+        tokens were computed for these beside the newest ones; without that, of several rounds one takes `round_s`.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -274,22 +277,25 @@ class DraftControl:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
-        if lag <= MAX_LAG:
-            self.times.observe(num_decodes, kind, seconds, computed=computed)
+        rounds, behind_s = num_steps if computed else 1, round_s if lag > MAX_LAG else seconds
+        if behind_s is not None:
+            self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
-        if lag > MAX_LAG:
-            usual = self.times.ratio(num_decodes, kind, computed=computed)
-            self._catch_up.observe(max(seconds / step_s - usual, 1e-6) / lag)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
+        if lag > MAX_LAG:
+            usual = self.times.ratio(num_decodes, kind, computed=computed) if behind_s is None else behind_s / step_s
+            if not self._catch_up.num_steps and behind_s is not None:
+                takes = min(usual, MAX_RATIO)  # what a model takes that begins to draft it takes once
+            self._catch_up.observe(rounds * max(seconds / step_s - usual, 1e-6) / lag)
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps
         is_known = self.times.knows(num_decodes, kind, computed=computed)
         if is_known and (lag <= MAX_LAG or self._catch_up.is_known):
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
             takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
-            takes += self._catch_up_takes(lag)
+            takes += self._catch_up_takes(lag) / rounds
         saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
         purse_s = (self._purse_s or 0.0) + saved_s
         if num_decodes <= FEW and not self._was_few:  # of many, each would lose as long

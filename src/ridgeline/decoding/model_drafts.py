@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.acceptance import DEAR_TRUST, TRUST
+from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
@@ -14,6 +14,8 @@ from ridgeline.decoding.strategy import SequenceView
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
+MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
+FIRST_ROUNDS = 8  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
@@ -41,8 +43,7 @@ class ModelDrafts:
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
-        self._round_s: float | None = None  # what one of the last step with drafts took
-        self._trust = DEAR_TRUST if self._going_on is None else TRUST
+        self.round_s: float | None = None  # what one of the last step with drafts took
         self._repeats = Ngram(REPEATED, MAX_REPEATED)
         self._unseen = deque[tuple[StepPlan, list[Vectors]]]()  # hidden states of steps, each going on from the first
         self._num_unseen = 0  # rows of them
@@ -52,7 +53,7 @@ class ModelDrafts:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at."""
         if not plan.token_ids and plan.spans[0].num_optional:
-            self._round_s = seconds / result.num_rounds
+            self.round_s = seconds / result.num_rounds
         if result.further:
             plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
             self._went_on(running, plan.spans)
@@ -80,7 +81,8 @@ class ModelDrafts:
 
     def most(self, view: SequenceView, room: int) -> int:
         """Return how many tokens a draft may have that has room for so many."""
-        return 0 if self.failures >= MAX_FAILURES else min(room, self.drafter.max_tokens(view))
+        most = room if self._going_on is None else min(room, MAX_OF_ROUND)
+        return 0 if self.failures >= MAX_FAILURES else min(most, self.drafter.max_tokens(view))
 
     def guess(self, view: SequenceView, most: int, control: DraftControl | None, num_decodes: int) -> Guess:
         """Return what a draft of at most so many tokens may be, with what it is worth to `control`."""
@@ -92,7 +94,7 @@ class ModelDrafts:
             guess = Guess((self.method, evidence), most)
         if control is None:
             return guess
-        of_sequence = view.seq_id, guess.kind, guess.num_tokens, self._trust
+        of_sequence = view.seq_id, guess.kind, guess.num_tokens, DEAR_TRUST
         survival = guess.survival or control.acceptance.survival(*of_sequence)
         rest = view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
         worth = control.worth(self.drafter.lag(view), num_decodes, rest)
@@ -112,15 +114,17 @@ class ModelDrafts:
         self.failures = 0
         return drafts
 
-    def rounds(self, asked: Sequence[DraftRequest], plain_s: float | None) -> Rounds | None:
+    def rounds(self, asked: Sequence[DraftRequest], plain_s: float | None, *, is_new: bool) -> Rounds | None:
         """Return how a step goes on that verifies drafts of so many tokens, of all that run, as they were just made.
 
-        None: it ends. `plain_s` is what a step without drafts takes, where that is known.
+        None: it ends. `plain_s` is what a step without drafts takes, where that is known; few rounds tell what one of
+        drafts takes that `is_new`.
         """
         if self._going_on is None or any(view.request.adapter or view.grammar is not None for view, *_ in asked):
             return None
-        round_s = FIRST_TAKES * plain_s if self._round_s is None and plain_s is not None else self._round_s
+        round_s = FIRST_TAKES * plain_s if self.round_s is None and plain_s is not None else self.round_s
         within = 1 if round_s is None else int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
+        within = min(within, FIRST_ROUNDS) if is_new else within
         most = min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
         try:
             return self._going_on.rounds(asked, most) if most > 1 else None

@@ -10,7 +10,7 @@ from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.host import HostReader
 from ridgeline.decoding.strategies import choose_strategy
-from ridgeline.engine.companion import plan_drafter, with_draft_model
+from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.engine import Engine, setup_of
 from ridgeline.engine.executor import open_executor
 from ridgeline.engine.intake import Intake
@@ -37,7 +37,6 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     spec = model.spec
     backend, why_backend = select(model, config, offered)
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
-    config = with_draft_model(config, model.folder)
     draft, model = plan_drafter(config, model, offered)
     plan = backend.plan(model, config)
     beside = None if draft is None else draft.needs

@@ -34,7 +34,7 @@ from ridgeline.program.op import FEATURES, Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.folder import BUNDLED_MODELS, ModelFolder
+from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.heads import HeadSource, open_eagle, open_predictor
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.medusa import open_medusa
@@ -116,15 +116,6 @@ class CompanionPlan:
             **({} if self.branches else {"draft_trees": Choice("off", "a recurrent state goes on in one way alone")}),
             "draft_kv_cache_bytes": Choice(f"{own.layout.total_bytes:,}", "as many tokens as the model's own cache"),
         }
-
-
-def with_draft_model(config: EngineConfig, folder: ModelFolder) -> EngineConfig:
-    """Return `config` with what `auto` drafts with beside lookups: the bundled model that the folder's config names."""
-    asked, name = config.speculation, folder.config.get("draft_model")
-    bundled = [path.parent.name for path in BUNDLED_MODELS.glob("*/config.json")]
-    if name not in bundled or asked.drafter is not None or "auto" not in asked.speculate.split(",") or config.adapters:
-        return config
-    return replace(config, speculation=replace(asked, speculate=f"{asked.speculate},draft:{name}"))
 
 
 def plan_drafter(

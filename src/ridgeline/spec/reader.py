@@ -14,7 +14,6 @@ from ridgeline.core.errors import ConfigError
 BOOKKEEPING = frozenset(
     [
         *("_name_or_path", "architectures", "model_type", "auto_map", "torch_dtype", "dtype", "transformers_version"),
-        "draft_model",
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class"),  # read elsewhere
         *("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
         *("initializer_range", "gradient_checkpointing", "pretraining_tp", "router_aux_loss_coef"),

@@ -143,7 +143,8 @@ class Speculative(Autoregressive):
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
             taken = gained, step_s / rounds, asking_s, num_steps, self._lag
-            control.step(*window.shape, *taken, computed=self._is_computed)
+            round_s = self._model.round_s if self._model is not None and rounds > 1 else None
+            control.step(*window.shape, *taken, computed=self._is_computed, round_s=round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
@@ -230,8 +231,11 @@ class Speculative(Autoregressive):
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
         if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
             return None
-        known = self._control is not None and self._control.times.knows(len(running), 0)
-        return model.rounds(asked, self._control.times.plain_s(len(running)) if self._control and known else None)
+        count, times = len(running), None if self._control is None else self._control.times
+        plain_s = times.plain_s(count) if times is not None and times.knows(count, 0) else None
+        extra = sum(request.num_tokens for request in asked)
+        is_new = times is not None and not times.knows(count, extra, computed=True)
+        return model.rounds(asked, plain_s, is_new=is_new)
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
