@@ -28,7 +28,7 @@ RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Fe
   require(block_size > 0 && max_final > 0, "a block has tokens, and one of a draft stays");
   require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
   require((int64_t)logits.shape(0) == num_spans, "a drafter has a row of logits for each span");
-  RoundsDrafter found{&tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
+  RoundsDrafter found{{}, {}, &tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
   found.chain.block_size = block_size;
   found.chain.vocab_size = vocab_size;
   found.chain.token_ids = token_ids ? token_ids->data() : nullptr;
@@ -45,6 +45,27 @@ RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Fe
   return found;
 }
 
+// What bounds the rounds of `step`, and where their tokens go.
+inline RoundsOptions options_of(const Step& step, int64_t block_size, const int64_t* room,
+                                const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
+                                const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled) {
+  const auto num_tokens = (size_t)step.num_tokens;
+  require(token_ids.shape(0) > 0 && token_ids.shape(0) == sampled.shape(0) && token_ids.shape(1) == num_tokens &&
+              sampled.shape(1) == num_tokens,
+          "one place per round and token is needed");
+  require(stops.shape(1) == 2 && hurry.shape(0) == 1 && block_size > 0, "a stop is a span and a token");
+  RoundsOptions options{};
+  options.max_rounds = (int64_t)token_ids.shape(0);
+  options.block_size = block_size;
+  options.room = room;
+  options.stops = stops.data();
+  options.num_stops = (int64_t)stops.shape(0);
+  options.hurry = hurry.data();
+  options.token_ids = token_ids.data();
+  options.sampled = sampled.data();
+  return options;
+}
+
 template <class Builder>
 std::tuple<int64_t, int64_t, int64_t> rounds(
     Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits, int64_t block_size,
@@ -52,22 +73,10 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
     const Array<const int64_t, 2>& spans, const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
     const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled) {
   return self.compute(block, logits, [&](Tape& tape, const Step& step) {
-    const auto num_tokens = (size_t)step.num_tokens;
-    require(token_ids.shape(0) > 0 && token_ids.shape(0) == sampled.shape(0) && token_ids.shape(1) == num_tokens &&
-                sampled.shape(1) == num_tokens,
-            "one place per round and token is needed");
     require(spans.shape(0) == 2 && (int64_t)spans.shape(1) == step.num_spans, "a span has a begin and room");
-    require(stops.shape(1) == 2 && hurry.shape(0) == 1 && block_size > 0, "a stop is a span and a token");
     const RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
-    RoundsOptions options{};
-    options.max_rounds = (int64_t)token_ids.shape(0);
-    options.block_size = block_size;
-    options.room = spans.data() + step.num_spans;
-    options.stops = stops.data();
-    options.num_stops = (int64_t)stops.shape(0);
-    options.hurry = hurry.data();
-    options.token_ids = token_ids.data();
-    options.sampled = sampled.data();
+    const int64_t* const room = spans.data() + step.num_spans;
+    RoundsOptions options = options_of(step, block_size, room, stops, hurry, token_ids, sampled);
     if (features) {
       const Array<float, 2>& taps = std::get<5>(*features);
       self.retained().check(taps, step.num_tokens);
@@ -84,6 +93,25 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
 }
 
 template <class Builder>
+std::pair<int64_t, int64_t> looked_up(Builder& self, const Array<const int64_t, 1>& block,
+                                      const Array<float, 2>& logits, int64_t block_size,
+                                      const std::vector<SuffixIndex*>& texts, double factor, double min_probability,
+                                      const Array<const int64_t, 1>& room, const Array<const int64_t, 2>& stops,
+                                      const Array<const int64_t, 1>& hurry, const Array<int64_t, 2>& token_ids,
+                                      const Array<int64_t, 2>& sampled) {
+  return self.compute(block, logits, [&](Tape& tape, const Step& step) {
+    require((int64_t)room.shape(0) == step.num_spans && (int64_t)texts.size() == step.num_spans,
+            "a span has a text and room");
+    RoundsDrafter drafter{texts, {0, factor, min_probability}, nullptr, {}, {}, nullptr, 0, nullptr, 0};
+    drafter.chain.vocab_size = std::numeric_limits<int64_t>::max();
+    const RoundsOptions options = options_of(step, block_size, room.data(), stops, hurry, token_ids, sampled);
+    const WithoutGil unlocked;
+    const RoundsRun run = run_rounds(tape, step, drafter, options);
+    return std::pair{run.num_rounds, run.highest_slot};
+  });
+}
+
+template <class Builder>
 void bind(nanobind::class_<Builder>& tape) {
   using namespace nanobind::literals;
   tape.def("rounds", &rounds<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "drafter"_a,
@@ -91,6 +119,10 @@ void bind(nanobind::class_<Builder>& tape) {
            "sampled"_a.noconvert(),
            "Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. "
            "Returns how many, and the highest slots written in both caches, or 0.");
+  tape.def("looked_up", &looked_up<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "texts"_a, "factor"_a,
+           "min_probability"_a, "room"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
+           "sampled"_a.noconvert(),
+           "Does so with drafts that are looked up in the texts of the spans; returns how many, and the highest slot.");
 }
 
 }  // namespace ridgeline::rounds_bindings

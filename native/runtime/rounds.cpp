@@ -55,7 +55,8 @@ class Rounds {
                      [&](size_t a, size_t b) { return spans_[a].num_drafted > spans_[b].num_drafted; });
     for (const size_t s : order_) lengths_.push_back(spans_[s].num_drafted);
     slots_.resize(step.groups.size());
-    arrange_drafter();
+    drafted_.resize((size_t)lengths_[0] * spans);
+    if (drafter.tape) arrange_drafter();
   }
 
   RoundsRun run() {
@@ -64,7 +65,8 @@ class Rounds {
       done.highest_slot = std::max(done.highest_slot, step_.highest_slot());
       verify(done.num_rounds);
       if (done.num_rounds + 1 == options_.max_rounds || ends()) break;
-      done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft());
+      if (!drafter_.tape && !look_up()) break;
+      if (drafter_.tape) done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft());
       move_on();
     }
     done.num_rounds++;
@@ -92,7 +94,6 @@ class Rounds {
     own_.logits = drafter_.logits;
     own_.logits_stride = drafter_.logits_stride;
     ones_.assign(spans, 1);
-    drafted_.resize((size_t)lengths_[0] * spans);
   }
 
   // Computes a step, and takes in which of its drafted tokens were right.
@@ -130,6 +131,24 @@ class Rounds {
       }
     }
     return false;
+  }
+
+  // Looks up drafts behind what came; false where none are worth a round.
+  bool look_up() {
+    const size_t count = order_.size();
+    bool found = true;
+    for (size_t r = 0; r < count; r++) {
+      const Verified& span = spans_[order_[r]];
+      SuffixIndex& text = *drafter_.texts[order_[r]];
+      const std::vector<int32_t> came(sampled_ + span.first_row, sampled_ + span.first_row + span.num_right + 1);
+      text.extend(came.data(), (int64_t)came.size());
+      LookupLimits limits = drafter_.limits;
+      limits.max_tokens = (int)span.num_drafted;
+      const std::vector<int32_t> tokens = text.find_own(limits).tokens;
+      found = found && 2 * span.num_right >= span.num_valid && 2 * (int64_t)tokens.size() >= span.num_drafted;
+      for (size_t k = 0; k < (size_t)span.num_drafted; k++) drafted_[k * count + r] = k < tokens.size() ? tokens[k] : -1;
+    }
+    return found;
   }
 
   // Has the drafter compute what came, and draft behind it; returns the highest slot that it writes.

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 
+#include "lookup/suffix_index.h"
 #include "runtime/chain.h"
 
 namespace ridgeline {
 
-// What a drafter computes with; its rows are those of the spans of the step that verifies.
+// What a drafter computes with; its rows are those of the spans of the step that verifies. Or without a tape the texts
+// of the spans, in which drafts are looked up: rounds end where one has no draft, or one of which most is wrong.
 struct RoundsDrafter {
+  std::vector<SuffixIndex*> texts;
+  LookupLimits limits;
   Tape* tape;
   ChainOptions chain;  // but for `lengths`, `tokens` and `first`
   std::vector<GroupInputs> groups;  // tables and `first_token` of its cache, with blocks for all rounds

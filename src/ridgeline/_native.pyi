@@ -349,6 +349,11 @@ class Tape:
         Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. Returns how many, and the highest slots written in both caches, or 0.
         """
 
+    def looked_up(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], block_size: int, texts: Sequence[SuffixIndex], factor: float, min_probability: float, room: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stops: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], hurry: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int]:
+        """
+        Does so with drafts that are looked up in the texts of the spans; returns how many, and the highest slot.
+        """
+
     def route(self, logits: int, ids: int, weights: int, scoring: str, normalize: bool, scale: float, num_groups: int = 1, top_groups: int = 1, group_score: str = 'max', bias: int = 0) -> None: ...
 
     def experts(self, num_experts: int, gate_up: Matrix, down: Matrix, x: int, ids: int, weights: int, out: int, activation: str, limit: float = 0.0, alpha: float = 0.0, gate_up_bias: int = 0, down_bias: int = 0) -> None: ...

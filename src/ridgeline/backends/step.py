@@ -328,6 +328,11 @@ class Chaining(Executable, Protocol):
 class Rounding(Executable, Protocol):
     """An Executable that goes on by itself with what a drafter drafts behind the tokens that it verifies."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps over its memory may have several rounds."""
+        ...
+
     def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
         """Take what drafts from now on, over a cache of its own; return False where steps have one round with it."""
         ...

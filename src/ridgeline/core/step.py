@@ -269,15 +269,18 @@ class Rounds(NamedTuple):
     """Says how a step goes on by itself: what drafts drafts as many tokens behind those that came, and so on.
 
     `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
-    one of their `stop_ids`, nor where it could bring more tokens than their `room`.
+    one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
+    `tables`, or the index of each of `texts` does, with `limits` of `native/lookup/suffix_index.h`.
     """
 
     most: int
     room: Sequence[int]
     stop_ids: Sequence[Collection[int]]
-    begins: Sequence[int]  # the position of each at which the drafter's text begins
-    tables: tuple[tuple[BlockTable, ...], ...]  # [group][span] of the drafter's cache, with blocks for all rounds
-    max_final: int  # computed tokens of a draft that stay in that cache where they were right, at most
+    begins: Sequence[int] = ()  # the position of each at which the drafter's text begins
+    tables: tuple[tuple[BlockTable, ...], ...] = ()  # [group][span], with blocks for all rounds
+    max_final: int = 1  # computed tokens of a draft that stay in that cache where they were right, at most
+    texts: Sequence[object] = ()
+    limits: tuple[float, float] = (1.0, 0.0)  # factor, least share of places
 
 
 class StepPlan(NamedTuple):

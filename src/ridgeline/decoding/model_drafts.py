@@ -10,7 +10,7 @@ from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.proposers.ngram import Ngram
-from ridgeline.decoding.strategy import SequenceView
+from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
@@ -122,10 +122,8 @@ class ModelDrafts:
         """
         if self._going_on is None or any(view.request.adapter or view.grammar is not None for view, *_ in asked):
             return None
-        round_s = FIRST_TAKES * plain_s if self.round_s is None and plain_s is not None else self.round_s
-        within = 1 if round_s is None else int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
-        within = min(within, FIRST_ROUNDS) if is_new else within
-        most = min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
+        most = most_rounds(asked, self.round_s, plain_s)
+        most = min(most, FIRST_ROUNDS) if is_new else most
         try:
             return self._going_on.rounds(asked, most) if most > 1 else None
         except Exception:
@@ -159,9 +157,12 @@ class ModelDrafts:
         self.drafter.forget(view)
 
 
-def num_left(view: SequenceView) -> int:
-    """Return how many tokens an output may still get."""
-    return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
+def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, plain_s: float | None) -> int:
+    """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`."""
+    if round_s is None:
+        round_s = MAX_ROUNDS_S if plain_s is None else FIRST_TAKES * plain_s
+    within = int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
+    return min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
 
 
 def gains_more(

@@ -158,3 +158,8 @@ def rows_along(first: SampleRow, drafted: Sequence[int]) -> list[SampleRow]:
         return [row_after(first, row + i, drafted[:i]) for i in range(1 + len(drafted))]
     rest = first[5:]
     return [_new(SampleRow, (seq_id, row + i, *same, num_output + i, *rest)) for i in range(1 + len(drafted))]
+
+
+def num_left(view: SequenceView) -> int:
+    """Return how many tokens an output may still get."""
+    return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)

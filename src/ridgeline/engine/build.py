@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
@@ -61,7 +62,8 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     cache = CacheManager(sizing.layout, prefix_caching=prefixes)
     executor = open_executor(executable, sizing.layout, clock, ahead=cache.plans_ahead)
     kinds = cache.kinds_without_rollback()
-    strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
+    choose = partial(choose_strategy, spec, config, clock, embeds=info.embeds, without_rollback=kinds)
+    strategy = choose(companion=companion, goes_on=executor.goes_on)
     setup = setup_of(config, sizing, strategy, choices, executor.depth)
     sizes = sizing.max_model_len, sizing.limits.num_rows
     scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)

@@ -134,6 +134,11 @@ class InlineExecutor:
     def hurry(self, asked: bool) -> None:
         self._hurry[0] = asked
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps that verify drafts may have several rounds."""
+        return self._rounding is not None and self._rounding.goes_on
+
     def compute(self, plan: StepPlan) -> StepResult:
         try:
             start_s = self._clock()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -212,19 +213,33 @@ class NativeExecutable:
         self._warmer.stay_ahead(highest_slot)
         return Chained(token_ids_KD, weights_KDV)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps may have several rounds: not over states that are taken back from a log."""
+        return not any(group.kind == "recurrent" for group in self._layout.groups)
+
     def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
-        if not isinstance(drafter, NativeExecutable) or any(g.kind == "recurrent" for g in self._layout.groups):
+        if not isinstance(drafter, NativeExecutable) or not self.goes_on:
             return False
         self._drafting = drafter, ends
         return (drafter._features is None) == (ends.fold is None)
 
     def rounds(self, step: StepBatch, rounds: Rounds, hurry: IntArray) -> RoundsOutput:
         """Compute a step and those that verify what is drafted behind it, as `Rounding` has it, in one call."""
-        assert self._drafting is not None, "a drafter was given"
-        drafter, ends = self._drafting
         self._copy_blocks(step)
         num_tokens = len(step.token_ids_T)
         token_ids_RT, sampled_RT = (np.empty((rounds.most, num_tokens), dtype=np.int64) for _ in range(2))
+        rows = (self._room(len(step.logit_rows_R)), self._layout.block_size)
+        stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]
+        to = (np.array(stops, dtype=np.int64).reshape(-1, 2), hurry, token_ids_RT, sampled_RT)
+        if rounds.texts:
+            texts = cast("list[_native.SuffixIndex]", list(rounds.texts))
+            given = (texts, *rounds.limits, np.array(rounds.room, dtype=np.int64))
+            num_rounds, highest = self._tape.looked_up(step.block, *rows, *given, *to)
+            self._warmer.stay_ahead(highest)
+            return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds])
+        assert self._drafting is not None, "a drafter was given"
+        drafter, ends = self._drafting
         features, taps_TW = None, None
         if drafter._features is not None:
             fold, buffers = ends.fold, (drafter._features.buffer, drafter._taps[-1].buffer)
@@ -234,11 +249,8 @@ class NativeExecutable:
         by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_final)
         of_drafter = (drafter._tape, *by_ids, drafter._room(len(rounds.room)), drafter._program.vocab_size)
         spans_2S = np.array([rounds.begins, rounds.room], dtype=np.int64)
-        stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]
-        stops_N2 = np.array(stops, dtype=np.int64).reshape(-1, 2)
-        rows = (self._room(len(step.logit_rows_R)), self._layout.block_size)
-        given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_2S, stops_N2, hurry)
-        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, token_ids_RT, sampled_RT)
+        given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_2S)
+        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, *to)
         self._warmer.stay_ahead(highest)
         drafter._warmer.stay_ahead(of_drafts)
         return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 from ridgeline.core.speculation import SpeculationConfig
-from ridgeline.core.step import SampledToken, Span, Weights
+from ridgeline.core.step import Rounds, SampledToken, Span, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -60,6 +60,15 @@ class Observer(Protocol):
 
     def observe(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> None:
         """Take in what was sampled behind the newest known token and each of its draft, the optional tokens."""
+        ...
+
+
+@runtime_checkable
+class RoundsProposer(Proposer, Protocol):
+    """A proposer whose drafts native code may look up itself, behind what comes of each round of a step."""
+
+    def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
+        """Return how a step goes on that verifies the drafts which were just made of all `views`; None: it ends."""
         ...
 
 

@@ -5,12 +5,14 @@ fast a step goes tells what was accepted. Native code, over n-gram chains: some 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.core.step import Rounds
 from ridgeline.decoding.proposers import Draft
-from ridgeline.decoding.strategy import SequenceView
+from ridgeline.decoding.strategy import SequenceView, num_left
 
 if TYPE_CHECKING:
     from ridgeline._native import SuffixIndex
@@ -40,6 +42,7 @@ class Suffix:
         self._min_probability = config.suffix_decoding_min_token_prob
         self._max_documents = config.suffix_decoding_max_cached_requests
         self._texts: dict[int, SuffixIndex] = {}
+        self._pooled: set[int] = set()  # sequences whose last draft is from a pool
         self._pools: OrderedDict[tuple[str, int], SuffixIndex] = OrderedDict()
 
     def propose(self, view: SequenceView, max_tokens: int) -> Draft | None:
@@ -55,12 +58,21 @@ class Suffix:
                 found, pooled = other, True
         if found is None:
             return None
+        (self._pooled.add if pooled else self._pooled.discard)(view.seq_id)
         tokens, num_matched, agreement, _ = found
         length = min(num_matched.bit_length(), 5) - 1  # 1, 2-3, 4-7, 8-15, 16 and more
         return Draft(tokens, (length * 3 + (agreement > 0.6) + (agreement == 1.0)) * 2 + (not pooled))
 
+    def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
+        if any(view.seq_id in self._pooled for view in views):
+            return None
+        texts, stop_ids = [self._texts[view.seq_id] for view in views], [view.request.stop_ids for view in views]
+        limits = self._factor, self._min_probability
+        return Rounds(most, [num_left(view) for view in views], stop_ids, texts=texts, limits=limits)
+
     def forget(self, view: SequenceView) -> None:
         """Take the finished output into the pool."""
+        self._pooled.discard(view.seq_id)
         if self._texts.pop(view.seq_id, None) is None or not self._pools_for(view):
             return
         key = view.request.salt, view.request.adapter

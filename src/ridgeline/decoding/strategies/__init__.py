@@ -32,8 +32,11 @@ def choose_strategy(
     embeds: bool,
     without_rollback: Sequence[str],
     companion: Companion | None = None,
+    goes_on: bool = False,
 ) -> Strategy:
     """Build the strategy that a model and its use ask for; `without_rollback`: its kinds of memory that have none.
+
+    `goes_on`: steps may have several rounds.
 
     `companion` is the model of a drafter that is asked for. Drafts are verified also with speculation off, for requests
     that bring a prediction, but by models whose states need a log for that; with auto a model that cannot verify any
@@ -51,5 +54,5 @@ def choose_strategy(
         from ridgeline.decoding.strategies import speculative  # it needs this package first
 
         logged = any(isinstance(layer.mixer, RecurrentMixer) for layer in spec.layers)
-        return speculative.build(spec, config, clock, companion, logged=logged)
+        return speculative.build(spec, config, clock, companion, logged=logged, goes_on=goes_on)
     return build_strategy(kind, spec, config, clock)

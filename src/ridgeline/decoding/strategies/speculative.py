@@ -14,15 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
-from ridgeline.core.step import DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
+from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
-from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, num_left
-from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
+from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, most_rounds
+from ridgeline.decoding.proposers import Draft, Observer, Proposer, RoundsProposer, build_proposer
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, num_left, rows_along, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.decoding.unverified import Unverified
 from ridgeline.spec.spec import DecoderSpec
@@ -33,7 +33,13 @@ PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than p
 
 
 def build(
-    spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None, *, logged: bool = False
+    spec: DecoderSpec,
+    config: EngineConfig,
+    clock: Clock,
+    companion: Companion | None = None,
+    *,
+    logged: bool = False,
+    goes_on: bool = False,
 ) -> "Speculative":
     """Build the strategy; `companion` is a drafter's model. Behind recurrent states, drafted tokens are `logged`."""
     given = config.speculation
@@ -48,7 +54,7 @@ def build(
     asked: list[str] = [given.rejection_sample_method]
     asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
     rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
-    return Speculative(hosts, most, control, clock, drafter, rules=rules)
+    return Speculative(hosts, most, control, clock, drafter, rules=rules, goes_on=goes_on)
 
 
 class Speculative(Autoregressive):
@@ -74,11 +80,12 @@ class Speculative(Autoregressive):
         drafter: tuple[str, Drafter] | None = None,
         *,
         rules: Collection[str] = (),
+        goes_on: bool = False,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._model = ModelDrafts(*drafter) if drafter is not None else None
-        self._rules = rules
+        self._rules, self._goes_on = rules, goes_on
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
         self._control = control
@@ -92,6 +99,7 @@ class Speculative(Autoregressive):
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._going_on: Rounds | None = None  # how this step goes on by itself
         self._landed_rounds = 1  # of the last step
+        self._round_s: float | None = None  # what one of the last step with drafts took
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
@@ -223,19 +231,26 @@ class Speculative(Autoregressive):
                 for key, found in model.draft(chosen, max_catch_up).items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
-                self._going_on = self._rounds(model, running)
+        self._going_on = self._rounds(running)
 
-    def _rounds(self, model: ModelDrafts, running: Sequence[SequenceView]) -> Rounds | None:
-        """Return how the step goes on that verifies the drafts, where `model` has made one of each of `running`."""
+    def _rounds(self, running: Sequence[SequenceView]) -> Rounds | None:
+        """Return how the step goes on that verifies the drafts, where all of `running` have one by the same method."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
-        if any(draft is None or draft.method != model.method or draft.parents or draft.weights for draft in drafts):
+        methods = {"" if draft is None or draft.parents or draft.weights else draft.method for draft in drafts}
+        method, model = methods.pop() if len(methods) == 1 else "", self._model
+        if not method or any(view.request.adapter or view.grammar is not None for view in running):
             return None
         count, times = len(running), None if self._control is None else self._control.times
         plain_s = times.plain_s(count) if times is not None and times.knows(count, 0) else None
-        extra = sum(request.num_tokens for request in asked)
-        is_new = times is not None and not times.knows(count, extra, computed=True)
-        return model.rounds(asked, plain_s, is_new=is_new)
+        if model is not None and model.method == method:
+            extra = sum(request.num_tokens for request in asked)
+            return model.rounds(
+                asked, plain_s, is_new=times is not None and not times.knows(count, extra, computed=True)
+            )
+        proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, plain_s)
+        is_able = self._goes_on and model is None  # whose hidden states would be missing
+        return proposer.rounds(running, most) if is_able and most > 1 and isinstance(proposer, RoundsProposer) else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -291,6 +306,7 @@ class Speculative(Autoregressive):
             branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way else 0
         else:
             guess, right, branch = span.token_ids[required:], 0, 0
+            num_drafted -= list(guess).count(NO_TOKEN)
             while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
                 right += 1
             gained = sampled[: right + 1]
@@ -303,7 +319,7 @@ class Speculative(Autoregressive):
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         if self._drafts:
-            self._landed_rounds = result.num_rounds
+            self._landed_rounds, self._round_s = result.num_rounds, seconds / result.num_rounds
         if self._model is not None:
             self._model.observe(self._running, plan, result, seconds)
         if self._window.num_begun:
