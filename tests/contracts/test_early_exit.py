@@ -17,9 +17,12 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.explain.rounds import break_even
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+    ),
+    pytest.mark.usefixtures("one_round"),  # each of which is looked at
+]
 MODELS = [("llama", 3), ("gemma3_text", 1), ("deepseek_v3", 14), ("qwen3_moe", 2)]  # full, sliding, latent, experts
 
 

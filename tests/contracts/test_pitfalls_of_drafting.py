@@ -388,9 +388,9 @@ def as_one_token(monkeypatch):
 @PITFALLS.bug(20, "every draft has its full length")
 def full_length(monkeypatch):
     monkeypatch.setattr(
-        Speculative,
-        "_lengths",
-        lambda self, guesses, num_decodes, budget: {key: guess.num_tokens for key, guess in guesses.items()},
+        speculative,
+        "lengths_of",
+        lambda guesses, *_: {key: guess.num_tokens for key, guess in guesses.items()},
     )
 
 

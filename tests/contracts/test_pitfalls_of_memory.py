@@ -26,6 +26,7 @@ from ridgeline.decoding.drafters import Drafted
 from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.decoding.drafters.eagle import Eagle
 from ridgeline.decoding.model_drafts import ModelDrafts
+from ridgeline.decoding.strategies import speculative
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.engine import batch
 from ridgeline.engine.batch import BatchBuilder
@@ -353,9 +354,9 @@ def counted_when_proposed(monkeypatch):
 
     monkeypatch.setattr(Speculative, "accept", counted)
     monkeypatch.setattr(
-        Speculative,
-        "_lengths",
-        lambda self, guesses, num_decodes, budget: {k: g.num_tokens for k, g in guesses.items()},
+        speculative,
+        "lengths_of",
+        lambda guesses, *_: {key: guess.num_tokens for key, guess in guesses.items()},
     )
 
 

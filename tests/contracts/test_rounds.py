@@ -180,3 +180,42 @@ def test_rounds_are_timed_as_so_many_steps(at_most, tmp_path):
     loads = [load for load, _, _ in timed_steps(steps, spans, 1)]
     expected = sum(sum(count for count, _ in load.spans) * rounds for load, rounds in zip(loads, steps["num_rounds"]))
     assert journal.totals().num_computed_tokens == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"block_size": 16}, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_rounds_of_lookups_bring_what_steps_of_one_bring(family, options, at_most, tmp_path):
+    """Texts that go round, until they do not: what is looked up natively is what Python would look up."""
+    model = build(family, 3, tmp_path / "model")
+    sizes = TINY | MANY | {"adaptive_speculation": False, "num_speculative_tokens": 6} | options
+    sizes["suffix_decoding_max_cached_requests"] = 0
+    params = [SamplingParams(temperature=0, max_tokens=150 + 10 * i, ignore_eos=True) for i in range(3)]
+    plain, prompts = LLM(str(model.folder.path), **TINY | MANY | options), prompts_of(model)
+    expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
+    counts, rounds = [], []
+    for most, count in ((1, 1), (8, 1), (8, 3)):
+        at_most(most)
+        llm = LLM(str(model.folder.path), **sizes, speculate="suffix")
+        outputs = llm.generate(prompts[:count], params[:count], use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected[:count]
+        check_cache(llm.engine.loop.scheduler.cache, {})
+        counts.append(llm.engine.loop.scheduler.strategy.drafts()["suffix"])
+        rounds.append(max(llm.engine.loop.journal.steps.read()[1]["num_rounds"]))
+    assert rounds[0] == 1 < rounds[1] <= 8
+    assert counts[1].num_accepted_tokens > 60 and counts[0].num_accepted_tokens > 60
+
+
+def test_lookups_end_where_most_of_a_draft_is_wrong(at_most, tmp_path, monkeypatch):
+    """An index that says what does not come has one more round, not all."""
+    model = build("llama", 3, tmp_path / "model")
+    at_most(8)
+    options = {"adaptive_speculation": False, "num_speculative_tokens": 6, "suffix_decoding_max_cached_requests": 0}
+    llm = LLM(str(model.folder.path), **TINY | MANY | options, speculate="suffix")
+    prompt, params = (
+        [*prompts_of(model, 1)[0]] * 4,
+        SamplingParams(temperature=1, seed=1, max_tokens=60, ignore_eos=True),
+    )
+    llm.generate([prompt], params, use_tqdm=False)
+    steps, stats = llm.engine.loop.journal.steps.read()[1], llm.engine.loop.scheduler.strategy.drafts()["suffix"]
+    assert stats.num_draft_tokens > 3 * stats.num_accepted_tokens
+    assert max(steps["num_rounds"]) <= 2

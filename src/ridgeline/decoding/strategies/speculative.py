@@ -5,8 +5,6 @@ drafts, and a drafted token counts if the row before it sampled that very token 
 speculation, arXiv 2408.07978). So the output is a function of model, prompt and seed alone:
 
     known     a b c | drafted  d e f        rows sample  d e x y        gained  d e x      final  a b c d e
-
-Called by the scheduler.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,9 +46,8 @@ def build(
     hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
     drafter = None
     if given.drafter is not None:
-        name, _ = given.drafter
-        assert companion is not None, f"{name} drafts with a model"
-        drafter = name, build_drafter(name, companion)
+        assert companion is not None, f"{given.drafter} drafts with a model"
+        drafter = given.drafter[0], build_drafter(given.drafter[0], companion)
     asked: list[str] = [given.rejection_sample_method]
     asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
     rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
@@ -244,13 +241,11 @@ class Speculative(Autoregressive):
         count, times = len(running), None if self._control is None else self._control.times
         plain_s = times.plain_s(count) if times is not None and times.knows(count, 0) else None
         if model is not None and model.method == method:
-            extra = sum(request.num_tokens for request in asked)
-            return model.rounds(
-                asked, plain_s, is_new=times is not None and not times.knows(count, extra, computed=True)
-            )
+            known = times is None or times.knows(count, sum(each.num_tokens for each in asked), computed=True)
+            return model.rounds(asked, plain_s, is_new=not known)
         proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, plain_s)
-        is_able = self._goes_on and model is None  # whose hidden states would be missing
-        return proposer.rounds(running, most) if is_able and most > 1 and isinstance(proposer, RoundsProposer) else None
+        is_able = self._goes_on and model is None and most > 1  # a model would miss hidden states
+        return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -351,9 +346,9 @@ class Speculative(Autoregressive):
             self._unverified.compare(view, self._control.acceptance)
         best, best_gain, best_survival = None, 0.0, list[float]()
         for name, proposer in self._proposers.items():
-            if (draft := proposer.propose(view, room)) is None:
+            if (found := proposer.propose(view, room)) is None:
                 continue
-            draft = draft._replace(method=name)
+            draft = found._replace(method=name)
             if self._control is None or len(self._proposers) == 1 or name == FORCED:
                 return draft, ()
             survival = self._survival(self._control, view, draft)
