@@ -263,7 +263,7 @@ def journal_of(steps: list[tuple], admitted: list[str]) -> Journal:
     """A journal of steps (parts in seconds, tokens, sequences, copies, what the head waited for)."""
     journal = Journal(1, 16)
     for number, (times_s, tokens, spans, copies, waits) in enumerate(steps):
-        journal.steps.append(number, 0.0, *times_s, 0, 0, tokens, spans, spans, copies, waits, 1, 2, 3, 0)
+        journal.steps.append(number, 0.0, *times_s, 0, 0, tokens, spans, spans, copies, waits, 1, 1, 2, 3, 0)
     for reason in admitted:
         if reason not in journal.cache_reasons:
             journal.cache_reasons.append(reason)
@@ -292,7 +292,7 @@ def test_counts_of_steps_are_plain_sums_over_restarts(seed: int) -> None:
         journal = journal_of(steps[:5], admitted)
         counts.follow(journal)
         for number, (times_s, *rest) in enumerate(steps[5:], 5):
-            journal.steps.append(number, 0.0, *times_s, 0, 0, rest[0], rest[1], rest[1], *rest[2:], 1, 2, 3, 0)
+            journal.steps.append(number, 0.0, *times_s, 0, 0, rest[0], rest[1], rest[1], *rest[2:], 1, 1, 2, 3, 0)
             if rng.random() < 0.3:
                 counts.follow(journal)
         counts.follow(journal)
@@ -325,7 +325,7 @@ def test_a_part_that_nobody_tells_is_not_there() -> None:
 def test_records_that_were_gone_are_counted_as_lost() -> None:
     counts, journal = StepCounts(), journal_of([], [])
     for number in range(CAPACITIES["steps"] + 10):
-        journal.steps.append(number, 0.0, *[0.0] * 6, 0, 0, 1, 1, 1, 0, 0, 1, 2, 3, 0)
+        journal.steps.append(number, 0.0, *[0.0] * 6, 0, 0, 1, 1, 1, 0, 0, 1, 1, 2, 3, 0)
     counts.follow(journal)
     assert counts.num_lost >= 10
     assert counts.tokens.sum + counts.num_lost == CAPACITIES["steps"] + 10
