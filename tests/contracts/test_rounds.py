@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 from test_chains import speculate
+from test_draft_models import noisy
 from tiny_models import build
 
 from cache_invariants import check_cache
@@ -219,3 +220,19 @@ def test_lookups_end_where_most_of_a_draft_is_wrong(at_most, tmp_path, monkeypat
     steps, stats = llm.engine.loop.journal.steps.read()[1], llm.engine.loop.scheduler.strategy.drafts()["suffix"]
     assert stats.num_draft_tokens > 3 * stats.num_accepted_tokens
     assert max(steps["num_rounds"]) <= 2
+
+
+@pytest.mark.parametrize("drafter", ["draft", "eagle"])
+def test_rounds_go_on_with_weights_that_were_replaced(drafter, at_most, tmp_path):
+    model = build("llama", 3, tmp_path / "model")
+    other = noisy(tmp_path / "model", tmp_path / "other", 0.05)
+    prompts, params = prompts_of(model, 1), mixed_params(1)
+    expected = LLM(str(other), **TINY | MANY).generate(prompts, params, use_tqdm=False)
+    at_most(8)
+    llm = opened(model, drafter, tmp_path / "head")
+    outcome(llm, prompts, params)
+    llm.update_weights(str(other))
+    before = llm.engine.loop.journal.steps.num_written
+    tokens, _, rounds = outcome(llm, prompts, params)
+    assert tokens == [output.outputs[0].token_ids for output in expected]
+    assert max(rounds[before:]) > 1

@@ -64,6 +64,7 @@ class NativeExecutable:
         self._program, self._layout, self._native = program, layout, native
         self.pool = pool or _native.Pool(settings.num_threads)
         self._cache = allocate_cache(program, layout, settings.kv)
+        self._drafting: tuple[NativeExecutable, ChainEnds] | None = None
         self.load_weights(load, settings, store, prequantized)
         self._warmer = CacheWarmer(self._cache, layout)
         self._warmer.stay_ahead(0)
@@ -96,7 +97,6 @@ class NativeExecutable:
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self.parts)
         self._logits: list[np.ndarray | None] = [None, None]  # of the last step, and of one before or behind it
-        self._drafting: tuple[NativeExecutable, ChainEnds] | None = None
         self._started: Started | None = None
         self._following: Started | None = None
         self._tape.sample(program.vocab_size)
