@@ -6,12 +6,9 @@ Each window's first CONTINUED tokens are continued greedily to its end. OPTIONS 
 last line of stderr says why it failed.
 """
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
+from logits_arguments import run
 from transformers import AutoModelForCausalLM
 
 
@@ -33,9 +30,4 @@ def main(model: str, threads: int, continued: int, windows: list, out: str, opti
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[6]) if len(sys.argv) > 6 else {}
-    own = json.loads(Path(sys.argv[4]).read_text())
-    try:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), own, sys.argv[5], given)
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    run(main)

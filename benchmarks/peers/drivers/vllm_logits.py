@@ -6,12 +6,10 @@ Each window's first CONTINUED tokens are continued greedily to its end. OPTIONS 
 runs in this process, so that the last line of stderr says why it failed.
 """
 
-import json
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
+from logits_arguments import run
 from run_vllm import set_environment
 
 
@@ -37,9 +35,4 @@ def main(model: str, threads: int, continued: int, windows: list, out: str, opti
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[6]) if len(sys.argv) > 6 else {}
-    own = json.loads(Path(sys.argv[4]).read_text())
-    try:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), own, sys.argv[5], given)
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    run(main)

@@ -120,7 +120,7 @@ class ModelDrafts:
         None: it ends. `plain_s` is what a step without drafts takes, where that is known; few rounds tell what one of
         drafts takes that `is_new`.
         """
-        if self._going_on is None or any(view.request.adapter or view.grammar is not None for view, *_ in asked):
+        if self._going_on is None:
             return None
         most = most_rounds(asked, self.round_s, plain_s)
         most = min(most, FIRST_ROUNDS) if is_new else most

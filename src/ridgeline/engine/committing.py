@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.step import Round, SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import NO_TOKEN, Round, SampledToken, Span, StepPlan, StepResult, Vectors
 from ridgeline.engine.beams import Search
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
@@ -125,7 +125,8 @@ class StepCommit:
             accepted = self.scheduler.strategy.accept(seq, behind, tokens)
             if self._end_if_broken(seq, accepted.tokens, sampled):
                 return
-            seq.drafted.add(accepted.method, behind.num_optional, accepted.num_final - 1)
+            num_drafted = behind.num_optional - list(behind.token_ids).count(NO_TOKEN)
+            seq.drafted.add(accepted.method, num_drafted, accepted.num_final - 1)
             ends = self._extend(seq, accepted.tokens)
             num_final += accepted.num_final
         if num_final < span.num_tokens + span.num_further:
