@@ -69,8 +69,9 @@ def measure(
                 for step in profile(*chosen, batch, 0 if index else prompt, context, threads):
                     row = rows.setdefault((name, step["name"]), Row(format=Path(name).name, step=step["name"]))
                     row.share_of_roof.append(step["limit_s"] / step["measured_ops_s"])
-                    row.outside_ops.append(1 - step["measured_ops_s"] / step["step_s"])
-                    row.step_s.append(step["step_s"])
+                    step_s = step["successive_step_s"] or step["step_s"]
+                    row.outside_ops.append(1 - step["measured_ops_s"] / step_s)
+                    row.step_s.append(step_s)
                     row.read_bytes_per_s.append(step["stream_bytes_per_s"])
     return [rows[key] for key in sorted(rows, key=lambda key: (key[1], formats.index(key[0])))]
 

@@ -79,6 +79,16 @@ def test_groups_of_the_native_backend(profile, quantize):
         assert text.count(f" {group} ") >= 2, "in both tables"
 
 
+def test_decode_steps_are_timed_in_a_row_too(profile):
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    options = ("--backend", "native", "--num-threads", 2, "--context", 60, "--prompt", 16)
+    decode, prefill = profile("--json", *options)["steps"]
+    assert decode["successive_step_s"] > 0 and prefill["successive_step_s"] is None
+    assert "steps in a row" in profile(*options).out
+    alone = profile("--json", *options, "--num-threads", 1)["steps"][0]
+    assert alone["successive_step_s"] is None, "nothing runs beside the ops"
+
+
 def test_without_the_native_module(profile, monkeypatch):
     monkeypatch.setattr(probe, "find_native", lambda: NativeModule(None, "it was not built"))
     assert "No peaks of arithmetic" in profile("--batch", 0, "--prompt", 8).out

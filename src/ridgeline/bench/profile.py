@@ -7,8 +7,8 @@ alternate with steps without, which say what the clock costs.
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from statistics import fmean, median
 
 import numpy as np
@@ -68,7 +68,9 @@ class StepProfile:
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
-    `rest_s` has what is outside the ops: the engine's parts by name.
+    `rest_s` has what is outside the ops: the engine's parts by name. Nothing else runs while these do, as the next step
+    is planned beside the ops of one without a clock only: `successive_step_s` is the time of such steps, one behind
+    another, where they can be so.
     `stream_bytes_per_s` and `ops_per_s` are the ceilings that the ops are compared with.
     `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
@@ -83,6 +85,12 @@ class StepProfile:
     ops_per_s: dict[InputKind, float]
     ops: Sequence[OpProfile]
     rest_s: dict[str, float]
+    successive_step_s: float | None = None
+
+    @property
+    def outside_s(self) -> float:
+        """How much longer than its ops a step takes, where the next one is planned beside them if it can be."""
+        return (self.successive_step_s or self.step_s) - self.measured_ops_s
 
     @property
     def measured_ops_s(self) -> float:
@@ -145,7 +153,8 @@ class Profiler:
         """
         # While the last prompts are computed, at least MIN_CHUNK tokens a step, the first sequences decode already.
         early = batch + -(-(batch - 1) * context // MIN_CHUNK) if batch > 1 else 0
-        prompt = context - _num_warm(num_steps) - 2 * num_steps - early - 2
+        successive = WARM_STEPS + num_steps if self._overlaps else 0
+        prompt = context - successive - _num_warm(num_steps) - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
                 f"{num_steps} timed steps of {batch} sequences do not fit in a context of {context} tokens: "
@@ -155,12 +164,14 @@ class Profiler:
         for request in requests:
             self._loop.submit(request)
         self._until_decoding(batch, context)
+        successive_s = self._successive(num_steps) if self._overlaps else None
         steps = self._alternate(num_steps, lambda: None)
         for request in requests:
             self._loop.abort(request.request_id)
         while self._loop.step():  # what was in flight
             pass
-        return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
+        profile = self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
+        return replace(profile, successive_step_s=successive_s)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False, count: int = 1) -> StepProfile:
         """Profile steps that compute `count` prompts of `prompt` tokens and sample one token of each."""
@@ -230,6 +241,16 @@ class Profiler:
         for step in steps:  # not between them: the other threads would stop and wait
             step.ops = list(step.times.ops)
         return steps[_num_warm(num_steps) :]
+
+    def _successive(self, num_steps: int) -> float:
+        """Run `num_steps` without a clock, one behind another; return the mean seconds of the faster half."""
+        self.times_ops, ends = False, list[float]()
+        for _ in range(WARM_STEPS + num_steps):
+            self._loop.step()
+            self._loop.process_input_queue()
+            ends.append(time.perf_counter())
+        between = sorted(after - before for before, after in pairwise(ends[WARM_STEPS - 1 :]))
+        return fmean(between[: (num_steps + 1) // 2])
 
     def _readings(self) -> list[tuple[float, dict[InputKind, float]]]:
         return [self._moment.read() for _ in range(READINGS)] if self._moment else []

@@ -76,6 +76,9 @@ def _print(console: Console, profile: StepProfile) -> None:
     for name, seconds in rest.items():
         table.add_row(name, *[""] * 6, _ms(seconds), "", _share(seconds, profile))
     console.print(table)
+    if successive_s := profile.successive_step_s:
+        outside = f"{_ms(profile.outside_s)} ms ({profile.outside_s / successive_s:.1%}) more than the ops"
+        console.print(f"steps in a row, each planned beside the one before: {_ms(successive_s)} ms, {outside}")
 
 
 def _cells(op: OpProfile, profile: StepProfile) -> tuple[str, ...]:
