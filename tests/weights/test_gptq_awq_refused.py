@@ -22,6 +22,8 @@ from ridgeline.weights.load import load_weights
         (awq, {"bits": None}, "bits is missing"),
         (awq, {"group_size": 0}, "group_size=0"),
         (awq, {"unheard_of": 1}, "unheard_of"),
+        (awq, {"rotation": "hadamard"}, "rotation='hadamard'"),
+        (gptq, {"rotation": "hadamard"}, "rotation='hadamard'"),
         (gptq, {"bits": 5}, "bits=5"),
         (gptq, {"group_size": 0}, "group_size=0"),
         (gptq, {"pack_dtype": "int16"}, "pack_dtype"),

@@ -14,11 +14,12 @@ from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import SINGLE
+from ridgeline.weights.folder import SETTINGS_FILES
 from ridgeline.weights.quality import QUALITY_FILE
 from ridgeline.weights.renames import Source, expand
 
 # What is beside a model's weights and says what they are, or how good: it is not true of others made of them.
-NOT_COPIED = ("training.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE)
+NOT_COPIED = ("training.json", *SETTINGS_FILES, QUALITY_FILE)
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
