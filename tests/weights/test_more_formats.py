@@ -110,6 +110,23 @@ def modelopt(folder, settings, config=LLAMA):
     return store(folder, settings, quantize, config)
 
 
+@pytest.mark.parametrize("algorithm", ["MXFP8", "fp8_pb_wo"])
+def test_modelopt_with_scales_of_blocks(tmp_path, algorithm):
+    rows, columns = (1, 32) if algorithm == "MXFP8" else (128, 128)
+
+    def quantize(layer, weight):
+        stored, numbers = float8(weight)
+        count = -(-len(weight) // rows), weight.shape[1] // columns
+        scale = RNG.integers(110, 120, count, dtype=np.uint8) if rows == 1 else positive((count[0], 1, count[1], 1))
+        each = np.exp2(scale - np.float32(127)) if rows == 1 else scale[:, 0, :, 0]
+        spread = np.repeat(np.repeat(each, rows, axis=0)[: len(weight)], columns, axis=1)
+        return {f"{layer}.weight": stored, f"{layer}.weight_scale": scale}, numbers * spread
+
+    expected = store(tmp_path, {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": columns}, quantize)
+    form = check_bits(tmp_path, expected)
+    assert (form.code, form.group) == ("e4m3", columns)
+
+
 def test_modelopt(tmp_path):
     """The settings are in config.json, or in a file of their own."""
     expected = modelopt(tmp_path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]})
