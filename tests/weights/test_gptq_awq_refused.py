@@ -29,6 +29,8 @@ from ridgeline.weights.load import load_weights
         (gptq, {"pack_dtype": "int16"}, "pack_dtype"),
         (gptq, {"dynamic": {"-:.*": {}}}, "dynamic: '-:.*' says that .* is plain"),
         (gptq, {"dynamic": {"(a+)+": {}}}, "no repetition of a repetition"),
+        (gptq, {"dynamic": {"(a*a)*b": {}}}, "or of any group"),
+        (gptq, {"dynamic": {"(?:a|a)+b": {}}}, "or of any group"),
         (gptq, {"dynamic": {"(": {}}}, "no regular expression"),
         (gptq, {"dynamic": {".*": {"bitz": 3}}}, "bitz"),
         (gptq, {"is_marlin_format": True}, "is_marlin_format"),
