@@ -14,8 +14,11 @@ from safetensors.numpy import save_file
 from small_checkpoint import described
 
 from ridgeline.backends.native.settings import matrix_format
+from ridgeline.compress.quantize import QuantizeJob
+from ridgeline.compress.recipe import Recipe
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quality.texts import Texts
 from ridgeline.quant.stored import LEVELS, dequantize
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights, prequantized
@@ -392,6 +395,11 @@ def test_mlx_experts_are_stacks(tmp_path):
         assert np.array_equal(dequantize(stored.matrix("layers.1.ffn.down.weight", expert)), matrix)
     native()
     check_logits(tmp_path, stays=True)
+    job = QuantizeJob(ModelFolder.open(tmp_path), Recipe(method="rtn"), Texts("", {}), tmp_path / "out")
+    job.run(lambda progress: None)  # under the names of transformers
+    made = prequantized_of(job.partial, config)
+    assert made.formats["layers.1.ffn.down.weight"].group == 128
+    assert "model.layers.1.block_sparse_moe.experts.2.w2.weight" in made.tensors("layers.1.ffn.down.weight")
     change(tmp_path, "model.layers.1.block_sparse_moe.switch_mlp.down_proj.scales", lambda x: x[:2])
     with pytest.raises(ModelLoadError, match=r"MLX's 4 bits in groups of 64 needs .* \[3, 128, 4\]"):
         loaded(tmp_path, config)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 SWEEP = "sweep"  # what says which matrices get 8 bits, until that is known
+OF_MLX = re.compile(r"\.(switch_mlp|experts)\.(gate|up|down)_proj\.")  # names that transformers does not know
 REPORTS = "{}.reports.json"  # beside a shard until all are done
 
 
@@ -284,7 +285,8 @@ def _sources(folder: ModelFolder, spec: families.DecoderSpec, program: Program) 
     renames, names = expand(families.renames(spec), spec), set[str]()
     if folder.gguf is None:
         suffix = re.compile(r"\.(qweight|weight_packed|weight_scale.*|scales|qzeros|g_idx|weight_shape)$")
-        names = {suffix.sub(".weight", name) for name in Checkpoint.open(folder.path).entries}
+        found = (suffix.sub(".weight", name) for name in Checkpoint.open(folder.path).entries)
+        names = {name for name in found if not OF_MLX.search(name)}
         renames = spelled_as_in(names, renames)
     return followed(names, renames, program)
 
