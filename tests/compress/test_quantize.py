@@ -280,6 +280,18 @@ def test_an_expert_that_no_token_reaches_is_rounded_and_named(tmp_path):
     assert bool(logits(made).isfinite().all())
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "rtn"])
+@pytest.mark.parametrize(
+    ("sizes", "left"),
+    [({"moe_intermediate_size": 96}, ["down"]), ({"hidden_size": 96}, ["gate", "up", "k", "q", "v"])],
+)
+def test_experts_of_which_not_all_matrices_have_whole_groups(tmp_path, method, sizes, left):
+    folder = folder_of(tmp_path / "model", CONFIGS["qwen3_moe"] | sizes)
+    job, made = quantized(folder, tmp_path / "out", method=method, group_size=64)
+    assert {name.split(".")[-2] for name in job.left_out} == set(left)
+    assert kl(logits(folder), logits(made)) < 0.2
+
+
 def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
