@@ -292,6 +292,21 @@ def test_experts_of_which_not_all_matrices_have_whole_groups(tmp_path, method, s
     assert kl(logits(folder), logits(made)) < 0.2
 
 
+def test_what_no_op_reads_stays_beside_what_it_shares_a_tensor_with(tmp_path):
+    """The first positions of XLM-RoBERTa are those of no token."""
+    config = {
+        "model_type": "xlm-roberta", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 66, "type_vocab_size": 1,
+    }  # fmt: skip
+    source, spec = tmp_path / "model", read_spec(config)
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(config))
+    weights = {name: np.ones(shape, np.float32) for name, shape in lower(spec).weights.items()}
+    save_weights(source, spec, weights, FLOAT32)
+    _, made = quantized(ModelFolder.open(source), tmp_path / "out", method="rtn", group_size=32)
+    assert load_weights(made, spec, lower(spec), FLOAT32).keys() == weights.keys()
+
+
 def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
