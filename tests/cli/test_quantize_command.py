@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,30 @@ def test_a_folder_that_runs_with_its_measurement(ridgeline, text, tmp_path):
     done = ridgeline("generate", out, "def f(", "--max-tokens=4", "--temperature=0", "--num-threads=1")
     assert done.code == 0, done.err
     assert ridgeline("quantize", "python-1m", *options(text, out)).code == 2  # it is there
+
+
+def test_the_folder_of_a_gguf_file_has_its_tokenizer(ridgeline, text, tmp_path):
+    """And its defaults: what a file says beside its weights becomes the files of a folder."""
+    pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    file, out = tmp_path / "model.gguf", tmp_path / "out"
+    done = ridgeline("quantize", "python-1m", "--method=rtn", "--bits=8", "--format=gguf", *options(text, file))
+    assert done.code == 0, done.err
+    done = ridgeline("quantize", file, "--method=rtn", *options(text, out))
+    assert done.code == 0, done.err
+    assert "comparison" in json.loads((out / "ridgeline_quality.json").read_text())
+    source, made = ModelFolder.open(file), ModelFolder.open(out)
+    assert made.generation_config == source.generation_config
+    for code in ("def f(x):\n    return '<|endoftext|>'\n", "ñ → 5"):
+        assert made.text_tokenizer().encode(code) == source.text_tokenizer().encode(code)
+    assert made.text_tokenizer().special_tokens == source.text_tokenizer().special_tokens
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_the_work(ridgeline, text, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ModelFolder.open("python-1m").path, source, ignore=shutil.ignore_patterns("tokenizer*"))
+    done = ridgeline("quantize", source, "--method=rtn", *options(text, tmp_path / "out"))
+    assert done.code == 2 and "source has no tokenizer" in done.err
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_what_is_worse_than_max_kl_leaves_its_report_alone(ridgeline, text, tmp_path):

@@ -280,6 +280,33 @@ def test_an_expert_that_no_token_reaches_is_rounded_and_named(tmp_path):
     assert bool(logits(made).isfinite().all())
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "rtn"])
+@pytest.mark.parametrize(
+    ("sizes", "left"),
+    [({"moe_intermediate_size": 96}, ["down"]), ({"hidden_size": 96}, ["gate", "up", "k", "q", "v"])],
+)
+def test_experts_of_which_not_all_matrices_have_whole_groups(tmp_path, method, sizes, left):
+    folder = folder_of(tmp_path / "model", CONFIGS["qwen3_moe"] | sizes)
+    job, made = quantized(folder, tmp_path / "out", method=method, group_size=64)
+    assert {name.split(".")[-2] for name in job.left_out} == set(left)
+    assert kl(logits(folder), logits(made)) < 0.2
+
+
+def test_what_no_op_reads_stays_beside_what_it_shares_a_tensor_with(tmp_path):
+    """The first positions of XLM-RoBERTa are those of no token."""
+    config = {
+        "model_type": "xlm-roberta", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 66, "type_vocab_size": 1,
+    }  # fmt: skip
+    source, spec = tmp_path / "model", read_spec(config)
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(config))
+    weights = {name: np.ones(shape, np.float32) for name, shape in lower(spec).weights.items()}
+    save_weights(source, spec, weights, FLOAT32)
+    _, made = quantized(ModelFolder.open(source), tmp_path / "out", method="rtn", group_size=32)
+    assert load_weights(made, spec, lower(spec), FLOAT32).keys() == weights.keys()
+
+
 def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 

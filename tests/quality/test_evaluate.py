@@ -59,6 +59,7 @@ def test_the_error_of_a_ratio_of_sums():
     assert found.mean == 2.0
     assert found.standard_error == pytest.approx(math.sqrt(2 * (1 + 1)) / 3)
     assert math.isnan(ratio([1.0], [1]).standard_error)
+    assert math.isnan(ratio([2000.0, 9.0], [1023, 1]).standard_error)  # the rest of a text that was cut off
 
 
 def test_the_error_is_that_of_many_texts():

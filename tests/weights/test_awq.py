@@ -1,5 +1,7 @@
 """AWQ folders: bit for bit the format's formula, integers that stay integers natively, and clear refusals."""
 
+import json
+
 import numpy as np
 import pytest
 from quantized_folder import EXAMPLE, LLAMA, PHI3, change, check_bits, check_logits, loads_or_refuses, store
@@ -91,3 +93,14 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path, bad):
     awq(tmp_path)
     change(tmp_path, f"{EXAMPLE}.scales", lambda x: np.where(np.arange(x.shape[1]) == 3, bad, x).astype(x.dtype))
     assert not loads_or_refuses(tmp_path)
+
+
+def test_settings_as_other_writers_have_them(tmp_path):
+    """GPTQModel repeats the version in keys of its own; AutoAWQ's first versions wrote quant_config.json instead."""
+    own = {"method": "awq", "format": "gemm", "checkpoint_format": "gemm", "pack_dtype": "int32", "meta": {"mse": 0.0}}
+    check_bits(tmp_path, awq(tmp_path, changed=own))
+    expected = awq(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(settings))
+    check_bits(tmp_path, expected)

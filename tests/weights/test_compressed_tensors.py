@@ -1,5 +1,7 @@
 """compressed-tensors folders: what the library itself unpacks, bit for bit, and clear refusals."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -158,6 +160,16 @@ def test_four_bit_floats_stay(tmp_path, form, args):
     assert np.array_equal(torch.from_numpy(found).bfloat16().float().numpy(), expected[EXAMPLE])
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     check_logits(tmp_path, stays=True)
+
+
+def test_settings_under_the_key_of_older_writers(tmp_path):
+    expected = compressed(tmp_path, PACKED, num_bits=4, **GROUPED)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = ModelFolder.open(tmp_path)
+    stored = prequantized(folder, *described(folder.config))
+    assert np.array_equal(quant.dequantize(stored.matrix("layers.1.ffn.down.weight")), expected[EXAMPLE])
 
 
 def test_a_tensor_of_several_weights_is_cut_into_their_rows(tmp_path):

@@ -49,6 +49,24 @@ def refusal(folder, config) -> str:
     return messages[0]
 
 
+def test_experts_as_mlx_has_them(tmp_path):
+    """Each matrix of all experts in a tensor, outputs before inputs."""
+    for config, experts in ((QWEN, "switch_mlp"), (GPT_OSS, "experts")):
+        expected = write(tmp_path, config)
+
+        def change(tensors, experts=experts, expected=expected):
+            kept = {name: tensor for name, tensor in tensors.items() if "experts." not in name or "shared" in name}
+            for name, weight in expected.items():
+                _, layer, _, matrix, part = [*name.split("."), "", "", ""][:5]
+                if matrix in ("gate", "up", "down") and weight.ndim == 2 + (part == "weight"):
+                    kept[f"model.layers.{layer}.mlp.{experts}.{matrix}_proj.{part}"] = weight
+            return kept
+
+        rewrite(tmp_path, change)
+        loaded = load(tmp_path, config)
+        assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
+
+
 @pytest.mark.parametrize("config", [QWEN, GPT_OSS], ids=["one by one", "in one tensor"])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sharded", [False, True])

@@ -98,6 +98,10 @@ HOSTILE = {
     "alignment too large": (gguf_bytes({"general.alignment": 1 << 30}, X), "general.alignment is 1073741824"),
     "negative tensor type": (gguf_bytes(KEYS, {"x": ((4,), (1 << 32) - 1, bytes(16))}), "has type 4294967295"),
     "tensor type of no such": (gguf_bytes(KEYS, {"x": ((4,), 4, bytes(16))}), "has type 4, which is not supported"),
+    "tensor type with a name": (
+        gguf_bytes(KEYS, {"x": ((256,), 21, bytes(110))}),
+        "has type IQ3_S, which .* BF16, .*take",
+    ),
     "tensor type not read": (gguf_bytes(KEYS, {"x": ((256,), 19, bytes(50))}), "not supported; supported: BF16, F16"),
     "no dims": (gguf_bytes(KEYS, {"x": ((), F32, bytes(4))}), "has 0 dims"),
     "five dims": (gguf_bytes(KEYS, {"x": ((1,) * 5, F32, bytes(4))}), "has 5 dims"),

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from quantized_folder import EXAMPLE, LLAMA, PHI3, change, check_bits, check_logits, store
+from quantized_folder import EXAMPLE, LLAMA, PHI3, change, check_bits, check_logits, load, store
+from safetensors.numpy import save_file
 from small_checkpoint import described
 
 from ridgeline import quant
@@ -138,6 +139,16 @@ def test_rules_for_single_layers(tmp_path):
     check_bits(tmp_path, expected)
     gptq(tmp_path, bits=8, changed={"bits": 4, "dynamic": late | rules})
     with pytest.raises(ModelLoadError, match="GPTQ of 4 bits"):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+def test_a_bias_of_zeros_that_the_model_has_not(tmp_path):
+    """AutoGPTQ wrote one for every layer; another number is no such bias."""
+    expected, name = gptq(tmp_path), f"{EXAMPLE}.bias"
+    save_file(load(tmp_path) | {name: np.zeros(128, np.float16)}, tmp_path / "model.safetensors")
+    check_bits(tmp_path, expected)
+    change(tmp_path, name, lambda x: x + np.float16(1))
+    with pytest.raises(ModelLoadError, match=rf"1 unexpected: {name}"):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 

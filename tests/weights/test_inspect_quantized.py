@@ -3,6 +3,7 @@
 from quantized_folder import LLAMA
 from test_awq import awq
 from test_gptq import gptq
+from test_more_formats import mlx
 
 from ridgeline.cli._inspect_stored import stored_tensors
 from ridgeline.cli._inspection import examine
@@ -29,6 +30,15 @@ def test_what_stays_and_what_is_converted(tmp_path):
 def test_what_is_decoded_has_its_reason(tmp_path):
     gptq(tmp_path, sym=False, bits=8, group=64)
     assert "8 bits with zero points" in rows(tmp_path)[0].becomes
+
+
+def test_a_router_stays_with_floats(tmp_path):
+    """MLX quantizes it with the rest."""
+    config = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "dtype": "bfloat16"}
+    mlx(tmp_path, config=config, what=("_proj.weight", "moe.gate.weight"))
+    found = stored_tensors(ModelFolder.open(tmp_path), examine(config))
+    (router,) = [row for row in found if "dequantized" in row.becomes]
+    assert router.num_tensors == 2 and router.becomes.endswith("its op computes with floats alone")
 
 
 def test_the_table_has_bits_per_weight(tmp_path, capsys):

@@ -14,9 +14,12 @@ from safetensors.numpy import save_file
 from small_checkpoint import described
 
 from ridgeline.backends.native.settings import matrix_format
+from ridgeline.compress.quantize import QuantizeJob
+from ridgeline.compress.recipe import Recipe
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.quant.stored import LEVELS
+from ridgeline.quality.texts import Texts
+from ridgeline.quant.stored import LEVELS, dequantize
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights, prequantized
 
@@ -29,6 +32,14 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 def the_same_numbers():
     """A test's matrices depend neither on the tests before it nor on the process that it runs in."""
     RNG.bit_generator.state = SEEDED
+
+
+def loaded(folder, config):
+    return load_weights(folder, *described(config), FLOAT32)
+
+
+def prequantized_of(folder, config):
+    return prequantized(ModelFolder.open(folder), *described(config))
 
 
 def float8(weight):
@@ -100,6 +111,23 @@ def modelopt(folder, settings, config=LLAMA):
         return parts, E2M1[codes] * np.repeat(scales.astype(np.float32) * overall, 16, axis=1)
 
     return store(folder, settings, quantize, config)
+
+
+@pytest.mark.parametrize("algorithm", ["MXFP8", "fp8_pb_wo"])
+def test_modelopt_with_scales_of_blocks(tmp_path, algorithm):
+    rows, columns = (1, 32) if algorithm == "MXFP8" else (128, 128)
+
+    def quantize(layer, weight):
+        stored, numbers = float8(weight)
+        count = -(-len(weight) // rows), weight.shape[1] // columns
+        scale = RNG.integers(110, 120, count, dtype=np.uint8) if rows == 1 else positive((count[0], 1, count[1], 1))
+        each = np.exp2(scale - np.float32(127)) if rows == 1 else scale[:, 0, :, 0]
+        spread = np.repeat(np.repeat(each, rows, axis=0)[: len(weight)], columns, axis=1)
+        return {f"{layer}.weight": stored, f"{layer}.weight_scale": scale}, numbers * spread
+
+    expected = store(tmp_path, {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": columns}, quantize)
+    form = check_bits(tmp_path, expected)
+    assert (form.code, form.group) == ("e4m3", columns)
 
 
 def test_modelopt(tmp_path):
@@ -338,6 +366,43 @@ def test_mlx_layers_with_bits_of_their_own(tmp_path):
     assert "dequantized" not in check_logits(tmp_path, stays=True)
     change(tmp_path, f"{EXAMPLE}.biases", lambda x: None)
     assert not loads_or_refuses(tmp_path)
+
+
+def test_mlx_layers_of_their_own_take_nothing_of_the_models_settings(tmp_path):
+    """What they leave out is MLX's default: whole numbers of 4 bits in groups of 64, beside floats of the model."""
+    expected = mlx(tmp_path, own=True)
+    own = {name: {"bits": 8} if "down" in name else {} for name in expected}
+    settings = {"group_size": 32, "bits": 4, "mode": "mxfp4"} | own
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": settings}))
+    weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
+    assert np.array_equal(weights["layers.1.ffn.down.weight"], expected[EXAMPLE])
+
+
+def test_mlx_experts_are_stacks(tmp_path):
+    config = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+    expected = mlx(tmp_path, config=config, what=("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))
+    tensors = load(tmp_path)
+    for layer in ("model.layers.0.block_sparse_moe", "model.layers.1.block_sparse_moe"):
+        for stored, name in {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.items():
+            for part in ("weight", "scales", "biases"):
+                each = [tensors.pop(f"{layer}.experts.{expert}.{stored}.{part}") for expert in range(3)]
+                tensors[f"{layer}.switch_mlp.{name}.{part}"] = np.stack(each)
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights, stored = (read(tmp_path, config) for read in (loaded, prequantized_of))
+    for expert in range(3):
+        matrix = expected[f"model.layers.1.block_sparse_moe.experts.{expert}.w2"]
+        assert np.array_equal(weights["layers.1.ffn.down.weight"][expert], matrix)
+        assert np.array_equal(dequantize(stored.matrix("layers.1.ffn.down.weight", expert)), matrix)
+    native()
+    check_logits(tmp_path, stays=True)
+    job = QuantizeJob(ModelFolder.open(tmp_path), Recipe(method="rtn"), Texts("", {}), tmp_path / "out")
+    job.run(lambda progress: None)  # under the names of transformers
+    made = prequantized_of(job.partial, config)
+    assert made.formats["layers.1.ffn.down.weight"].group == 128
+    assert "model.layers.1.block_sparse_moe.experts.2.w2.weight" in made.tensors("layers.1.ffn.down.weight")
+    change(tmp_path, "model.layers.1.block_sparse_moe.switch_mlp.down_proj.scales", lambda x: x[:2])
+    with pytest.raises(ModelLoadError, match=r"MLX's 4 bits in groups of 64 needs .* \[3, 128, 4\]"):
+        loaded(tmp_path, config)
 
 
 @pytest.mark.parametrize("tied", [False, True])

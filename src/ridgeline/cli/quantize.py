@@ -49,7 +49,9 @@ def quantize(
     if max_kl is not None and not eval_tokens:
         raise ConfigError("--max-kl needs a measurement, and --eval-tokens 0 leaves it out; drop one of them")
     calibration, held_out = both_texts(text, eval_text)
-    console = Console(stderr=True)
+    folder, console = ModelFolder.open(model), Console(stderr=True)
+    if eval_tokens:
+        folder.text_tokenizer()  # that there is one
     writer = None
     if file_format == "gguf":
         from ridgeline.weights.gguf.write import GgufWriter, check_form
@@ -57,8 +59,8 @@ def quantize(
         if recipe.group_size is None and recipe.method in GROUPED:
             recipe = replace(recipe, group_size=32)  # those that GGUF has
         check_form(recipe.form())
-        writer = GgufWriter(ModelFolder.open(model))
-    job = QuantizeJob(ModelFolder.open(model), recipe, calibration, out)
+        writer = GgufWriter(folder)
+    job = QuantizeJob(folder, recipe, calibration, out)
     for name, why in job.left_out.items():
         console.print(f"{name} stays as it is: {why}", highlight=False)
     _run(console, job)

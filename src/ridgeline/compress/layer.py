@@ -87,7 +87,7 @@ class LayerQuantizer:
                 if value not in done:
                     done.add(value)
                     self._matrices_of(value, members, flow, made)
-                if op.kind == "experts":
+                if op.kind == "experts" and op.weights[2] in self._chosen:
                     self._down_of(op, flow, made)
             flow.run([number], made.effective)
         return made

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 SWEEP = "sweep"  # what says which matrices get 8 bits, until that is known
+OF_MLX = re.compile(r"\.(switch_mlp|experts)\.(gate|up|down)_proj\.")  # names that transformers does not know
 REPORTS = "{}.reports.json"  # beside a shard until all are done
 
 
@@ -101,6 +103,7 @@ class QuantizeJob:
             reasons = "; ".join(dict.fromkeys(self.left_out.values())) or "it has no linear layers"
             raise ConfigError(f"{folder.name} has no matrix that can be quantized: {reasons}")
         self._layers = layers_of(self._program)
+        self._names = [self._weights_of(ops) for ops in self._layers]
         self._linear = {op.weights[0] for op in self._program.ops if op.kind == "linear"}
         self.calibrates = self._method.NEEDS_STATISTICS
         self.reports: list[MatrixReport] = []
@@ -121,7 +124,7 @@ class QuantizeJob:
         grids = {name: Grid(INT8 if name in self._wide else self._form, dtype) for name in self._chosen}
         quantizer = LayerQuantizer(self._program, self._method, grids, dtype)
         for index, ops in enumerate(self._layers):
-            shard, names = self._shard(index), _weights_of(self._program, ops)
+            shard, names = self._shard(index), self._names[index]
             if not shard.exists():
                 before = flow.begin_layer()
                 self._write(shard, names, quantizer.quantize(ops, flow, self._weights))
@@ -131,7 +134,7 @@ class QuantizeJob:
             if self.calibrates and index + 1 < len(self._layers):
                 flow.begin_layer()
                 flow.run(ops, self._read(shard, names))
-        inside = {name for ops in self._layers for name in _weights_of(self._program, ops)}
+        inside = set(chain(*self._names))
         rest = [name for name in self._program.weights if name not in inside]
         self._write(self._shard(len(self._layers)), rest, QuantizedLayer())
 
@@ -200,6 +203,12 @@ class QuantizeJob:
             found = [other for other in found if other.isdisjoint(each)]
             found += [each.union(*touching)] if each else []
         return found
+
+    def _weights_of(self, ops: range) -> list[str]:
+        """Return the weights of ops, and those that are stored in one tensor with one of them, used or not."""
+        used = dict.fromkeys(name for number in ops for name in self._program.ops[number].weights)
+        shared = [source.rename.targets for source in self._sources.values() if source.rename.targets[1:]]
+        return list(used | dict.fromkeys(chain(*(each for each in shared if not used.keys().isdisjoint(each)))))
 
     def _windows(self) -> list[torch.Tensor]:
         recipe, length = self._recipe, self._program.context_length
@@ -275,16 +284,13 @@ class QuantizeJob:
         return self._format.quantization_config(self._form, sorted({*plain, "lm_head"}), others)
 
 
-def _weights_of(program: Program, ops: range) -> list[str]:
-    return list(dict.fromkeys(name for number in ops for name in program.ops[number].weights))
-
-
 def _sources(folder: ModelFolder, spec: families.DecoderSpec, program: Program) -> Mapping[str, Source]:
     """Return which tensor is to hold what: as in the source, or as transformers spells it where that is no folder."""
     renames, names = expand(families.renames(spec), spec), set[str]()
     if folder.gguf is None:
         suffix = re.compile(r"\.(qweight|weight_packed|weight_scale.*|scales|qzeros|g_idx|weight_shape)$")
-        names = {suffix.sub(".weight", name) for name in Checkpoint.open(folder.path).entries}
+        found = (suffix.sub(".weight", name) for name in Checkpoint.open(folder.path).entries)
+        names = {name for name in found if not OF_MLX.search(name)}
         renames = spelled_as_in(names, renames)
     return followed(names, renames, program)
 

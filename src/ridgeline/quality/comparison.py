@@ -19,6 +19,7 @@ QUANTILES = (0.5, 0.99, 0.999, 1.0)
 # The upper end of the 95 % interval of the mean KL, bits per token, that each level of quality allows.
 LEVELS: dict[Level, float] = {"transparent": 0.001, "near": 0.01, "standard": 0.05}
 TOKENS_FOR_A_VERDICT = 50_000
+MAX_SHARE_OF_ONE = 0.9  # share of the tokens that one document may have of those that say how much documents differ
 
 
 class TokenScores(NamedTuple):
@@ -32,7 +33,7 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Holds a mean, and its standard error from documents in pairs; NaN of a single document."""
+    """Holds a mean, and its standard error from documents in pairs; NaN where one is nearly all of the text."""
 
     mean: float
     standard_error: float
@@ -155,7 +156,7 @@ def ratio(sums: Sequence[float] | Floats, sizes: Sequence[int]) -> Estimate:
     """Return the ratio of two sums over documents, which are a sample: long ones differ by more than short ones."""
     d, n = np.asarray(sums, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
     mean = float(d.sum() / n.sum())
-    if len(d) < 2:
+    if n.max() > MAX_SHARE_OF_ONE * n.sum():  # nothing is left of it to differ from the mean
         return Estimate(mean, math.nan)
     residual = d - mean * n
     return Estimate(mean, math.sqrt(len(d) / (len(d) - 1) * float((residual**2).sum())) / float(n.sum()))

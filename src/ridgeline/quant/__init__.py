@@ -86,8 +86,10 @@ def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -
 def decoded_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, str]:
     """Return the other matrices of `forms`, those that are decoded, and why."""
     found = prequantized_matrices(forms, program)
-    other = "it runs as one matrix with others, which are stored otherwise"
-    return {name: why_decoded(form) or other for name, form in forms.items() if name not in found}
+    together = {name for names in matrices_together(program) for name in names}
+    others = "it runs as one matrix with others, which are stored otherwise", "its op computes with floats alone"
+    why = {name: why_decoded(form) or others[name not in together] for name, form in forms.items()}
+    return {name: reason for name, reason in why.items() if name not in found}
 
 
 def matrices_together(program: Program) -> Iterator[Sequence[str]]:

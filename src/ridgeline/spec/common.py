@@ -327,7 +327,8 @@ def expert_renames(
     down: str = "down_proj",
     shared: str = "shared_expert",
 ) -> Renames:
-    """Return the usual renames of a mixture of experts, each matrix of each expert in a tensor of its own.
+    """Return the usual renames of a mixture of experts, each matrix of each expert in a tensor of its own; as MLX has
+    them, those of all experts.
 
     To be added to `llama_renames`, whose names are those of the dense layers that may stand between.
     """
@@ -339,5 +340,6 @@ def expert_renames(
     ]
     for matrix, stored in (("gate", gate), ("up", up), ("down", down)):
         names.append(Rename(f"{prefix}.experts.{{e}}.{stored}.weight", (f"{to}.{matrix}.weight",), experts=True))
+        names.append(Rename(f"{prefix}.switch_mlp.{matrix}_proj.weight", (f"{to}.{matrix}.weight",), experts=True))
         names.append(Rename(f"{prefix}.{shared}.{stored}.weight", (f"{to}.shared.{matrix}.weight",)))
     return names

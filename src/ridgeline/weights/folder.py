@@ -19,6 +19,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weights
 GGUF_SUFFIX = ".gguf"
 QUANTIZATION = "quantization_config"  # of config.json
+# Files of their own with these settings, and whose they are.
+SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 POOLING_CONFIG = Path("1_Pooling") / "config.json"
 POOLING_MODES: Mapping[str, PoolingKind] = {
     "pooling_mode_cls_token": "first",
@@ -174,19 +176,23 @@ def _meant(name: str) -> str:
 def _with_quantization(folder: Path, config: Mapping[str, object]) -> Mapping[str, object]:
     """Return config.json with its quantization_config where families of one model type have it.
 
-    It may stand in `text_config`, as MLX's `quantization`, in AutoGPTQ's quantize_config.json or in ModelOpt's
-    hf_quant_config.json; those get the name of their format. Raises ModelLoadError for a file that is no JSON object.
+    It may stand in `text_config`, as `compression_config` or MLX's `quantization`, in AutoGPTQ's quantize_config.json,
+    AutoAWQ's quant_config.json or ModelOpt's hf_quant_config.json; those get the name of their format. Raises
+    ModelLoadError for a file that is no JSON object.
     """
     inner = config.get("text_config")
     places = (config, cast("Mapping[str, object]", inner) if isinstance(inner, dict) else {})
-    found = next((place[QUANTIZATION] for place in places if place.get(QUANTIZATION) is not None), None)
+    spelled = (place.get(key) for place in places for key in (QUANTIZATION, "compression_config"))
+    found = next((settings for settings in spelled if settings is not None), None)
     own = config.get("quantization")
     if isinstance(own, dict) and not (isinstance(found, dict) and "quant_method" in found):
         found = {"quant_method": "mlx", **cast("Mapping[str, object]", own)}
-    for name, method in (("quantize_config.json", "gptq"), ("hf_quant_config.json", "modelopt")):
+    for name, method in SETTINGS_FILES.items():
         if found is None and (folder / name).is_file():
             found = {"quant_method": method, **read_json_object(folder / name)}
-    return config if found is config.get(QUANTIZATION) else {**config, QUANTIZATION: found}
+    if found is config.get(QUANTIZATION):
+        return config
+    return {key: value for key, value in config.items() if key != "compression_config"} | {QUANTIZATION: found}
 
 
 def _gguf_defaults(model: "GgufModel") -> GenerationDefaults:

@@ -188,7 +188,7 @@ def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence
     dtypes = {name: entries[name].dtype for name in present}
     problems = {
         "missing": [name for name in sources if name not in entries],
-        "unexpected": [x for x in others if not x.startswith(unread) and not x.endswith(IGNORED_SUFFIXES)],
+        "unexpected": [x for x in others if not x.startswith(unread) and not _without_effect(x, checkpoint)],
         "stored in two ways": [name for name, count in named.items() if count > 1],
         "of another shape": [f"{name} {list(a)} instead of {list(b)}" for name, (a, b) in shapes.items() if a != b],
         "of a type other than f32, f16, bf16": [f"{x} {dtypes[x]}" for x in dtypes if dtypes[x] not in FLOATS],
@@ -196,6 +196,15 @@ def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence
     text = "; ".join(f"{len(found)} {what}: {_listed(sorted(found))}" for what, found in problems.items() if found)
     if text:
         raise ModelLoadError(f"{checkpoint.path}: the tensors do not fit config.json. {text}")
+
+
+def _without_effect(name: str, checkpoint: Tensors) -> bool:
+    """Tell whether a tensor that the model has no place for changes nothing: AutoGPTQ gave every layer a bias, of 0."""
+    if name.endswith(IGNORED_SUFFIXES):
+        return True
+    entry = checkpoint.entries[name]
+    may_be_zero = name.endswith(".bias") and len(entry.shape) == 1 and entry.dtype in FLOATS
+    return may_be_zero and not checkpoint.read(name, 0, WHOLE).any()
 
 
 def _check_tied(checkpoint: Tensors, renames: Sequence[Rename]) -> None:

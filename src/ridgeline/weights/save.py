@@ -1,8 +1,9 @@
 """The program's weights -> model.safetensors, under the names of the model's family. Called by the trainer."""
 
+import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import SINGLE
+from ridgeline.weights.folder import SETTINGS_FILES, ModelFolder
 from ridgeline.weights.quality import QUALITY_FILE
 from ridgeline.weights.renames import Source, expand
 
 # What is beside a model's weights and says what they are, or how good: it is not true of others made of them.
-NOT_COPIED = ("training.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE)
+NOT_COPIED = ("training.json", *SETTINGS_FILES, QUALITY_FILE)
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
@@ -48,12 +50,33 @@ def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) ->
 
 
 def copy_beside(model: Path, folder: Path, *left_out: str) -> None:
-    """Copy what a model's folder has beside its weights (config, tokenizer, generation defaults), but `left_out`."""
+    """Copy what a model has beside its weights (config, tokenizer, generation defaults), but `left_out`.
+
+    Those of a GGUF file are made of its metadata.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for file in model.iterdir() if model.is_dir() else ():
+    if not model.is_dir():
+        for name, text in _beside(ModelFolder.open(model)):
+            if name not in left_out:
+                (folder / name).write_text(text, encoding="utf-8")
+        return
+    for file in model.iterdir():
         is_beside = file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name
         if is_beside and file.is_file() and file.name not in left_out:
             shutil.copyfile(file, folder / file.name)
+
+
+def _beside(model: ModelFolder) -> Iterator[tuple[str, str]]:
+    """Yield the files of a folder that say what a model says beside its weights."""
+    yield "config.json", json.dumps(model.config, indent=2) + "\n"
+    said = {key: value for key, value in asdict(model.generation_config).items() if value not in (None, ())}
+    ends = {"eos_token_id": said.pop("eos_token_ids")} if "eos_token_ids" in said else {}
+    yield "generation_config.json", json.dumps(ends | said, indent=2) + "\n"
+    if (tokenizer := model.tokenizer()) is not None:
+        yield "tokenizer.json", tokenizer.to_json()
+        templates = [{"name": name, "template": source} for name, source in tokenizer.chat_templates.items()]
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens, "chat_template": templates}
+        yield "tokenizer_config.json", json.dumps(about, indent=2) + "\n"
 
 
 def new_folder(out: Path) -> Path:

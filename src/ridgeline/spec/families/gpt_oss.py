@@ -1,5 +1,7 @@
 """gpt-oss: experts with a clamped SwiGLU and biases, attention sinks, a window in every other layer, YaRN."""
 
+import itertools
+
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import MAX_EXPERTS, llama_renames, read_head_dim, read_llama, read_windows, rms_norm
 from ridgeline.spec.reader import ConfigReader
@@ -36,7 +38,9 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    """Return the renames: plain tensors hold experts [E, in, out], MXFP4 [E, out, in], both gate and up in turn."""
+    """Return the renames: plain tensors hold experts [E, in, out], MXFP4 [E, out, in], both gate and up in
+    turn; MLX has three of those.
+    """
     prefix, to = "model.layers.{i}", "layers.{i}"
     layout = [Rename(f"{prefix}.self_attn.sinks", (f"{to}.attn.sinks",))]
     layout += [Rename(f"{prefix}.mlp.router.{part}", (f"{to}.ffn.router.{part}",)) for part in ("weight", "bias")]
@@ -49,4 +53,7 @@ def renames(spec: DecoderSpec) -> Renames:
             Rename(f"{source}_blocks", weights, experts=True, groups=groups),
             Rename(f"{source}_bias", biases, experts=True, groups=groups),
         ]
+    for part, matrix in itertools.product(("weight", "bias"), ("gate", "up", "down")):
+        source = f"{prefix}.mlp.experts.{matrix}_proj.{part}"
+        layout.append(Rename(source, (f"{to}.ffn.{matrix}.{part}",), experts=True))
     return [*llama_renames(), *layout]

@@ -28,7 +28,8 @@ NIBBLE_OF_OUTPUT = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.ignore(*without_effect("awq"))
     settings.flag("zero_point", True)  # whether there are zero points, the tensors say
-    for key in ("version", "format"):
+    settings.expect("rotation", None)  # inputs would be turned as well, at run time
+    for key in ("version", "format", "checkpoint_format"):
         version = settings.text(key, "gemm").lower()
         if version != "gemm":
             why = f"{key}={version!r} is not supported: its words are arranged for a kernel of another program"

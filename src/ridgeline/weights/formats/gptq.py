@@ -40,6 +40,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     settings.ignore(*without_effect("gptq"))
     settings.expect("pack_dtype", "int32", None)
     settings.expect("is_marlin_format", False)
+    settings.expect("rotation", None)  # inputs would be turned as well, at run time
     rules = settings.section("dynamic")
     versions = {"gptq": True, "gptq_v2": False}
     stores_less = settings.choice(settings.spelling("checkpoint_format", "format"), versions, "gptq")

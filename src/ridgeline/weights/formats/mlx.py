@@ -1,9 +1,10 @@
 """MLX, as mlx-lm writes it: integers of 2 to 8 bits in groups, with a scale and a bias; embeddings too.
 
 For a layer X with N outputs and K inputs in groups of g: `X.weight` uint32 [N, K bits / 32], low bits first, `X.scales`
-and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = q * scale + bias. config.json's
-`quantization` has the bits and the group, and maybe others for single layers, or false. In its other modes words hold
-floats, and `X.scales` are uint8: exponents of mxfp4 and mxfp8, the bits of 8-bit floats of nvfp4.
+and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = q * scale + bias. Those of experts are
+stacks [E, ..]. config.json's `quantization` has the bits and the group, and maybe others for single layers, or false.
+In its other modes words hold floats, and `X.scales` are uint8: exponents of mxfp4 and mxfp8, bits of 8-bit floats of
+nvfp4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ FLOAT_MODES: Mapping[str, StoredFormat] = {
     "nvfp4": StoredFormat("e2m1", 4, 16, scale="e4m3"),
 }
 Settings = tuple[str, int, int]  # mode, bits, group
+OF_A_LAYER = (AFFINE, 4, 64)  # what its own settings leave out, whatever those of the model are
+DIMS = (2, 3)  # a matrix, or the stack of those of all experts
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
@@ -35,7 +38,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     found: list[PackedTensor] = []
     for name in [name for name in checkpoint.entries if name.endswith(".scales")]:
         layer = name.removesuffix(".scales")
-        mode, bits, group = settings.within(layer, lambda own: _read(own, default), default)
+        mode, bits, group = settings.within(layer, lambda own: _read(own, OF_A_LAYER), default)
         floats = FLOAT_MODES.get(mode)
         found.append(_floats(layer, checkpoint, floats) if floats else _packed(layer, checkpoint, bits, group))
     settings.ignore(*(key for key in settings.all_keys() if "." in key))  # layers that are plain
@@ -54,10 +57,10 @@ def _read(reader: ConfigReader, default: Settings) -> Settings:
 
 def _floats(layer: str, checkpoint: Checkpoint, form: StoredFormat) -> PackedTensor:
     weight, scales, entries = f"{layer}.weight", f"{layer}.scales", checkpoint.entries
-    num_outputs, num_words = matrix_entry(entries, weight).shape
+    *rows, num_words = matrix_entry(entries, weight, DIMS).shape
     num_inputs = num_words * 32 // form.bits
-    wanted: Wanted = {weight: (("U32",), (num_outputs, num_words))}
-    wanted[scales] = ("U8",), (num_outputs, form.num_groups(num_inputs))
+    wanted: Wanted = {weight: (("U32",), (*rows, num_words))}
+    wanted[scales] = ("U8",), (*rows, form.num_groups(num_inputs))
     checked(entries, wanted, f"MLX's {form}")
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
@@ -70,17 +73,15 @@ def _floats(layer: str, checkpoint: Checkpoint, form: StoredFormat) -> PackedTen
             raise ModelLoadError(f"{entries[scales].file}: {scales} has a negative scale; the file is damaged")
         return StoredMatrix(form, codes, scales_NG, outer=np.ones((len(codes), 1), np.float32))
 
-    return PackedTensor(weight, (num_outputs, num_inputs), (*wanted,), form, matrix)
+    return PackedTensor(weight, (*rows, num_inputs), (*wanted,), form, matrix)
 
 
 def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> PackedTensor:
     weight, scales, biases = (f"{layer}.{part}" for part in ("weight", "scales", "biases"))
-    num_outputs, num_words = matrix_entry(checkpoint.entries, scales).shape[0], 0
-    if weight in checkpoint.entries:
-        num_outputs, num_words = matrix_entry(checkpoint.entries, weight).shape
+    *rows, num_words = matrix_entry(checkpoint.entries, weight if weight in checkpoint.entries else scales, DIMS).shape
     groups = Groups(num_words * 32 // bits, group)
-    shape = (num_outputs, groups.count)
-    words = ("U32",), (num_outputs, num_words)
+    shape = (*rows, groups.count)
+    words = ("U32",), (*rows, num_words)
     wanted: Wanted = {scales: (FLOATS, shape), weight: words, biases: (FLOATS, shape)}
     checked(checkpoint.entries, wanted, f"MLX's {bits} bits in groups of {group}")
     integers = Integers.of(groups, bits, "minima", scale_type(checkpoint, scales, biases))
@@ -88,5 +89,5 @@ def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> Packed
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
         return integers.matrix(unpacked(parts[0][rows], bits), parts[1][rows], minima_NG=parts[2][rows])
 
-    shape = (num_outputs, groups.num_inputs)
+    shape = (*rows, groups.num_inputs)
     return PackedTensor(weight, shape, (weight, scales, biases), integers.form, matrix)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import Bytes
-from ridgeline.weights.gguf.types import TYPES, GgufType
+from ridgeline.weights.gguf.types import OTHER_NAMES, TYPES, GgufType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # version 1 has other widths; a big-endian file shows as version 0x03000000
@@ -136,7 +136,8 @@ class _Parser:
         number, offset = self._number("<I"), self._number("<Q")
         if number not in TYPES:
             known = ", ".join(sorted(kind.name for kind in TYPES.values()))
-            self._fail(f"tensor {name[:80]!r} has type {number}, which is not supported; supported: {known}")
+            found = f"tensor {name[:80]!r} has type {OTHER_NAMES.get(number, number)}, which is not supported"
+            self._fail(f"{found}; supported: {known}; take a file of the same model with these")
         kind = TYPES[number]
         if dims[0] % kind.block:
             self._fail(f"tensor {name[:80]!r} has rows of {dims[0]}, no multiple of the {kind.block} of {kind.name}")

@@ -21,10 +21,10 @@ Order = npt.NDArray[np.int32]
 Scale = Literal["float16", "float32"]
 
 
-def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
-    """Return the entry of a tensor that is a matrix. Raises ModelLoadError for one that is not."""
+def matrix_entry(entries: Mapping[str, TensorEntry], name: str, dims: Collection[int] = (2,)) -> TensorEntry:
+    """Return the entry of a matrix, or with 3 `dims` of a stack of them. Raises ModelLoadError for any other."""
     entry = entries[name]
-    if len(entry.shape) != 2 or 0 in entry.shape:
+    if len(entry.shape) not in dims or 0 in entry.shape:
         raise ModelLoadError(f"{entry.file}: {name} is {list(entry.shape)}; it must be a matrix")
     return entry
 

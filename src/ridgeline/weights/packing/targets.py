@@ -6,14 +6,14 @@ from functools import cache
 from ridgeline.core.errors import ConfigError
 
 MAX_PATTERN = 200  # characters
-NESTED = re.compile(r"[*+}]\)+[*+{]")  # a repetition of what ends in one: time that grows exponentially
+NESTED = re.compile(r"\)[*+{]")  # a repetition of a group, as (a*a)* and (a|a)*: time that grows exponentially
 
 
 @cache
 def pattern(text: str) -> re.Pattern[str]:
     """Compile a rule's regular expression. Raises ConfigError for one that is none, or could take forever."""
     if len(text) > MAX_PATTERN or NESTED.search(text):
-        known = f"at most {MAX_PATTERN} characters, and no repetition of a repetition"
+        known = f"at most {MAX_PATTERN} characters, and no repetition of a repetition or of any group"
         raise ConfigError(f"quantization_config: the pattern {text[:MAX_PATTERN]!r} is not supported; {known}")
     try:
         return re.compile(text)
