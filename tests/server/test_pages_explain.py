@@ -109,6 +109,11 @@ def test_the_command_asks_a_server(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "sent 401" in line
+    with serving(new_engine(chat_model), api_key="a") as server, pytest.raises(SystemExit) as ended:
+        main(["doctor", "--url", server.url, "--api-key", "a"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no finished request" in line
 
 
 def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Path) -> None:
