@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
@@ -57,7 +58,7 @@ class Ways:
 
 
 def devices(
-    model: str | Mapping[str, object],
+    model: str | Path | Mapping[str, object],
     *,
     card: str = "h100-sxm",
     count: int = 8,
@@ -74,7 +75,7 @@ def devices(
     equal in time, and as many parts of the batch in flight. `link_s` is the latency of a message, which no datasheet
     tells. Raises ConfigError as `price` does, and for counts that cannot be.
     """
-    if not 2 <= count <= 1024 or count > batch:
+    if count not in range(2, 1025) or count > batch:
         raise ConfigError(f"count must be between 2 and the batch of {batch}, 1,024 at most, got {count}")
     if not 0 <= link_s < 1:
         raise ConfigError(f"link_s must be a latency between 0 and 1 second, got {link_s}")
