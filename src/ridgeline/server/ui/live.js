@@ -23,6 +23,7 @@ export function parse(text) {
   return found;
 }
 
+const began = (sample) => sum(sample, "process_start_time_seconds") + sum(sample, "engine_process_start_time_seconds");
 const sum = (sample, name) => (sample.get(name) || []).reduce((total, [, value]) => total + value, 0);
 
 // The share of observations below `q`, between two samples of a histogram, by lines between its bounds; null: none.
@@ -101,6 +102,7 @@ export function live() {
     } catch {
       return; // the banner says it
     }
+    if (samples.length && began(now) !== began(samples.at(-1)[1])) samples.length = 0; // another process, which counts anew
     samples.push([performance.now(), now]);
     if (samples.length > SHOWN) samples.shift();
     if (samples.length < 2) return;
