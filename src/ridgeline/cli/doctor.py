@@ -95,10 +95,9 @@ def _tried(model: str) -> Generator[Path]:
 def _write(out: Path, found: Mapping[str, Any]) -> None:
     """Write a trace. Raises ConfigError where that cannot be."""
     from ridgeline.core.errors import ConfigError
-    from ridgeline.core.files import write_whole
 
     try:
-        write_whole(out, msgspec.json.encode(found))
+        out.write_bytes(msgspec.json.encode(found))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     typer.echo(f"{len(found['traceEvents']):,} events in {out}: open it at https://ui.perfetto.dev")
