@@ -129,6 +129,22 @@ def test_editing_drops_what_came_after(chromium: Any, live: LiveServer) -> None:
         assert bodies[3]["messages"] == bodies[2]["messages"]
 
 
+def test_what_was_refused_does_not_refuse_what_comes_after(chromium: Any, live: LiveServer) -> None:
+    with window(chromium, live.url) as opened:
+        opened.expected = ("status of 400",)
+        page = opened.open()
+        page.get_by_label("Max tokens").fill("4")
+        bodies: list[dict] = []
+        page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+        ask(page, "First")
+        answered(page)
+        ask(page, "many words " * 400)
+        assert "maximum context length" in answered(page, 2).get_by_role("alert").inner_text()
+        ask(page, "Second")
+        assert "tokens" in answered(page, 3).locator(".times").inner_text()
+        assert [message["content"] for message in bodies[2]["messages"]][::2] == ["First", "Second"]
+
+
 def test_errors_are_in_the_server_s_words(chromium: Any, live: LiveServer) -> None:
     with window(chromium, live.url) as opened:
         opened.expected = ("status of 400",)

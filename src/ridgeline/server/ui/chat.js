@@ -138,10 +138,10 @@ class Conversation {
     const common = { model: this.server.models[0], ...options, stream: true, stream_options: { include_usage: true } };
     if (!this.converses) return { ...common, prompt: turn.text, ...(probabilities ? { logprobs: TOP } : {}) };
     const messages = system ? [{ role: "system", content: system }] : [];
-    for (const each of this.turns.slice(0, this.turns.indexOf(turn) + 1)) {
-      messages.push({ role: "user", content: each.text });
-      if (each !== turn && each.answer.text) messages.push({ role: "assistant", content: each.answer.text });
+    for (const { text, answer } of this.turns.slice(0, this.turns.indexOf(turn))) { // what got no answer, being too long, would be so again
+      if (answer.text) messages.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
     }
+    messages.push({ role: "user", content: turn.text });
     return { ...common, messages, ...(probabilities ? { logprobs: true, top_logprobs: TOP } : {}) };
   }
 

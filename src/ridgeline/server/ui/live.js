@@ -23,8 +23,13 @@ export function parse(text) {
   return found;
 }
 
-const began = (sample) => sum(sample, "process_start_time_seconds") + sum(sample, "engine_process_start_time_seconds");
 const sum = (sample, name) => (sample.get(name) || []).reduce((total, [, value]) => total + value, 0);
+
+// Whether another process or engine counts now, from nothing.
+function isAnew(then, now) {
+  const [before, after] = [then, now].map((sample) => ["process", "engine_process"].map((name) => sum(sample, `${name}_start_time_seconds`)));
+  return String(before) !== String(after) || sum(now, "step_duration_seconds_count") < sum(then, "step_duration_seconds_count");
+}
 
 // The share of observations below `q`, between two samples of a histogram, by lines between its bounds; null: none.
 export function quantile(first, last, name, q) {
@@ -102,7 +107,7 @@ export function live() {
     } catch {
       return; // the banner says it
     }
-    if (samples.length && began(now) !== began(samples.at(-1)[1])) samples.length = 0; // another process, which counts anew
+    if (samples.length && isAnew(samples.at(-1)[1], now)) samples.length = 0;
     samples.push([performance.now(), now]);
     if (samples.length > SHOWN) samples.shift();
     if (samples.length < 2) return;
