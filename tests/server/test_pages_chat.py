@@ -129,6 +129,17 @@ def test_editing_drops_what_came_after(chromium: Any, live: LiveServer) -> None:
         assert bodies[3]["messages"] == bodies[2]["messages"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_end_of_an_answer_and_an_error_are_in_sight(chromium: Any, live: LiveServer, size: str) -> None:
+    with window(chromium, live.url, size) as opened:
+        opened.expected = ("status of 400",)
+        page = opened.open()
+        for number, text in enumerate(("First", "Second", "many words " * 400), start=1):
+            ask(page, text)
+            end = answered(page, number).locator(".times").bounding_box()
+            assert end["y"] + end["height"] <= page.locator(".composer").bounding_box()["y"]
+
+
 def test_what_was_refused_does_not_refuse_what_comes_after(chromium: Any, live: LiveServer) -> None:
     with window(chromium, live.url) as opened:
         opened.expected = ("status of 400",)
