@@ -2,13 +2,15 @@
 
 usage: python -m benchmarks.simulator [--model MODEL] [--azure FILE] [--mooncake FILE] [--load 0.7] [--out DIR]
 
-Each trace is cut to the model's context. Its first requests come at once, which tells how fast this machine is beside
-the calibration; the others come in `--rounds` of two parts, the engine anew for each, at times stretched until a
-simulation at that speed is busy for `--load` of the time. What the first part took is what the second is predicted
-from. Three predictions stand beside each measurement: by the calibration alone, made
-before; by the calibration with what is around ops as in the first part; and at the pace that the first part had as
-well. The recorded plans are replayed, and so are those of five other runs: chunks and prefix hits, preemption,
-priorities, forks and lookup drafts. A thousand requests of 200 tokens are simulated, on the clock of the processor.
+Each trace's prompts are scaled and cut to the model's context, its outputs stay as long. Its first requests come at
+once, which tells how fast this machine is beside the calibration; the others come in `--rounds` of two parts, the
+engine anew for each, at times stretched until a simulation at that speed is busy for `--load` of the time. What the
+first part took is what the second is predicted from. Three predictions stand beside each measurement: by the
+calibration alone, made before; by the calibration with what is around ops as in the first part; and at the pace that
+the first part had as well. Beside them stands what so few requests tell of a quantile, whoever predicts it: how far
+that of 90 % of samples of them is from that of all. The recorded plans are replayed, and so are those of five other
+runs: chunks and prefix hits, preemption, priorities, forks and lookup drafts. A thousand requests of 200 tokens are
+simulated, on the clock of the processor.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from ridgeline.explain.simulation import RecordedPace, run_simulated
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
 Part = list[BenchRequest]
 WAYS = ("calibrated", "fitted", "paced")
+NUM_SAMPLES = 400
 STRETCH_ROUNDS = 3  # which come within a few percent
 NUM_RECORDED, SHARED = 80, random_tokens(7, 0, 96, 400)
 RECORDED: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {  # options of the engine, and of all requests
@@ -69,7 +72,8 @@ class Comparison:
     """The second parts of one trace, run and predicted: `errors` are predicted ÷ measured − 1, by way and latency.
 
     `latencies_ms` has the values; those of all rounds are taken together. `repeated` is the first parts as a prediction
-    of the second ones: what a machine that varies leaves to no model. Errors of steps are without sign.
+    of the second ones: what a machine that varies leaves to no model. Errors of steps are without sign. `sampled`: the
+    5 % and 95 % quantiles of a latency over samples, with replacement, of the measured requests, as errors are.
     """
 
     trace: str
@@ -77,6 +81,7 @@ class Comparison:
     measured_load: float
     latencies_ms: dict[str, dict[str, float]]
     errors: dict[str, dict[str, float]]
+    sampled: dict[str, tuple[float, float]]
     num_steps: int
     step_error_median: dict[str, float]
     step_error_p90: dict[str, float]
@@ -105,10 +110,13 @@ def requests_of(kind: str, path: Path, options: argparse.Namespace, machine: Sim
     How fast it is beside the calibration is measured, with the requests of one part at once.
     """
     num_parts, context = 2 * options.rounds + 1, machine.setup.max_model_len
-    workload = parse_workload(f"{kind}:path={path},num_requests={options.num_requests},length_scale={options.scale}")
+    scaled, whole = (
+        parse_workload(f"{kind}:path={path},num_requests={options.num_requests},length_scale={scale}").requests()
+        for scale in (options.scale, 1.0)
+    )
     cut = [
-        replace(request, prompt=request.prompt[: context * 3 // 4], max_tokens=min(request.max_tokens, context // 4))
-        for request in workload.requests()
+        replace(request, prompt=request.prompt[: context * 3 // 4], max_tokens=min(as_it_was.max_tokens, context // 4))
+        for request, as_it_was in zip(scaled, whole, strict=True)
     ]
     size = len(cut) // num_parts
     parts = [cut[size * i : size * (i + 1)] for i in range(num_parts)]
@@ -171,6 +179,19 @@ def joined(logs: Sequence[RunLog]) -> Results:
     return summarize(RunLog(records=records, duration_s=sum(log.duration_s for log in logs), unsent=0))
 
 
+def sampled(logs: Sequence[RunLog]) -> dict[str, tuple[float, float]]:
+    """How far a latency of as many of the requests, chosen at random with replacement, is from that of all."""
+    random, found = np.random.default_rng(0), dict[str, tuple[float, float]]()
+    for latency, quantile in LATENCIES:
+        told = (getattr(record, latency.replace("_ms", "_s")) for log in logs for record in log.records)
+        seconds_N = np.array([seconds for seconds in told if seconds is not None])
+        share = float(quantile.removeprefix("p")) / 100
+        chosen = [np.quantile(random.choice(seconds_N, len(seconds_N)), share) for _ in range(NUM_SAMPLES)]
+        low, high = np.quantile(chosen, (0.05, 0.95)) / np.quantile(seconds_N, share) - 1
+        found[f"{latency} {quantile}"] = float(low), float(high)
+    return found
+
+
 def compare(name: str, machine: SimulatedMachine, parts: Sequence[Part], config: EngineConfig) -> Comparison:
     """Run parts of a trace in turn, and put what was predicted beside what was measured."""
     rounds = [_Round(machine, config, parts[i : i + 2]) for i in range(0, len(parts), 2)]
@@ -195,6 +216,7 @@ def compare(name: str, machine: SimulatedMachine, parts: Sequence[Part], config:
         measured_load=float(np.mean([each.load for each in rounds])),
         latencies_ms=values,
         errors=errors,
+        sampled=sampled(logs["measured"]),
         num_steps=len(of_steps[WAYS[0]]),
         step_error_median={way: float(np.quantile(each, 0.5)) for way, each in of_steps.items()},
         step_error_p90={way: float(np.quantile(each, 0.9)) for way, each in of_steps.items()},
@@ -246,13 +268,14 @@ def simulated(machine: SimulatedMachine, count: int) -> tuple[int, float]:
 
 def show(report: SimulatorReport) -> None:
     """Print a row for each latency of each trace."""
-    columns = ("measured, ms", *(f"{way}, error" for way in (*WAYS, "repeated")))
+    columns = ("measured, ms", *(f"{way}, error" for way in (*WAYS, "repeated")), "sampled, 90 %")
     table = Table("trace", "latency", *columns, title=f"{report.model}, times are {report.provenance}")
     console = Console(width=160)
     for each in report.comparisons:
         for key, value in each.latencies_ms["measured"].items():
             errors = (f"{each.errors[way][key]:+.1%}" for way in (*WAYS, "repeated"))
-            table.add_row(each.trace, key, f"{value:,.2f}", *errors)
+            low, high = each.sampled[key]
+            table.add_row(each.trace, key, f"{value:,.2f}", *errors, f"{low:+.0%} to {high:+.0%}")
     console.print(table)
     for each in report.comparisons:
         off = ", ".join(
@@ -280,7 +303,7 @@ def main() -> None:
     parser.add_argument("--mooncake", type=Path, help="mooncake_synthetic.jsonl; without it this trace is left out")
     parser.add_argument("--num-requests", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=float, default=0.1, help="of the trace's lengths")
+    parser.add_argument("--scale", type=float, default=0.1, help="of the trace's prompts")
     parser.add_argument("--load", type=float, default=0.7, help="share of the time that the machine is to be busy")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     options = parser.parse_args()

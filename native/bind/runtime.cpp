@@ -188,31 +188,30 @@ class TapeBuilder {
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds, retained, trials);
+    require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
+    read(block, logits, sampled, retained, trials);
     const WithoutGil unlocked;
-    tape_.run(*step_, begin, end, times);
+    tape_.run(*step_, begin, end, seconds ? seconds->data() : nullptr);
     return results(sampled, retained);
   }
 
   void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-             std::optional<Array<double, 1>> seconds, const Retained::Place& retained,
-             const std::optional<Trials>& trials) {
+             const Retained::Place& retained, const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds, retained, trials);
-    started_.emplace(Started{block, logits, sampled, seconds, retained, trials});
+    read(block, logits, sampled, retained, trials);
+    started_.emplace(Started{block, logits, sampled, retained, trials});
     started_tapes().insert(&tape_);
     const WithoutGil unlocked;
-    tape_.start(*step_, times);
+    tape_.start(*step_);
   }
 
   void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-              std::optional<Array<double, 1>> seconds, const Retained::Place& retained,
-              std::optional<nb::callable> check) {
+              const Retained::Place& retained, std::optional<nb::callable> check) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    const Started step{Array<const int64_t, 1>(block), logits, sampled, seconds, retained, {}};
+    const Started step{Array<const int64_t, 1>(block), logits, sampled, retained, {}};
     following_.emplace(Following{step, block.data(), check});
   }
 
@@ -241,19 +240,17 @@ class TapeBuilder {
     return turn;
   }
 
-  // Makes the step of these arguments the one that is run; returns where its times go.
-  double* read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
-               const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds,
-               const Retained::Place& retained, const std::optional<Trials>& trials = {}) {
+  // Makes the step of these arguments the one that is run.
+  void read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
+            const std::optional<Array<int64_t, 1>>& sampled, const Retained::Place& retained,
+            const std::optional<Trials>& trials = {}) {
     step_ = &reader_.read(block, sampled.has_value());
     require(!sampled || (int64_t)sampled->shape(0) == step_->num_sample_rows, "one place per row to sample is needed");
     require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
-    require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
     retained_.check(retained, step_->num_tokens);
     if (trials) reader_.verify(trials->first, trials->second);
     step_->logits = logits.data();
     step_->logits_stride = (int64_t)logits.shape(1);
-    return seconds ? seconds->data() : nullptr;
   }
 
   int64_t results(const std::optional<Array<int64_t, 1>>& sampled, const Retained::Place& retained) const {
@@ -293,12 +290,12 @@ class TapeBuilder {
     try {
       const int64_t num_sampled = (int64_t)started_->sampled.shape(0);
       const Started& step = next.step;
-      double* const times = read(step.block, step.logits, step.sampled, step.seconds, step.retained);
+      read(step.block, step.logits, step.sampled, step.retained);
       require(step_->num_tokens == num_sampled, "a step follows another token by token");
       int64_t* const token_ids = next.block + (step_->token_ids - next.block);
       for (int64_t t = 0; t < num_sampled; t++)  // where none could be sampled, any will do
         if (token_ids[t] == kPending) token_ids[t] = std::max<int64_t>(0, started_->sampled.data()[t]);
-      tape_.start(*step_, times);
+      tape_.start(*step_);
       return true;
     } catch (const std::exception&) {
       return false;
@@ -368,11 +365,11 @@ void bind_runtime(nb::module_& module) {
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
            "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "retained"_a.none() = nb::none(),
            "trials"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
-      .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
-           "retained"_a.none() = nb::none(), "trials"_a.none() = nb::none(),
+      .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "retained"_a.none() = nb::none(),
+           "trials"_a.none() = nb::none(),
            "Runs the step on the pool's other threads; its memory is in use until `finish`.")
       .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
-           "seconds"_a.none() = nb::none(), "retained"_a.none() = nb::none(), "check"_a.none() = nb::none(),
+           "retained"_a.none() = nb::none(), "check"_a.none() = nb::none(),
            "Has `finish` start this step too, its pending tokens being those that the one before has sampled, and `check`, "
            "which must not raise, may have changed.")
       .def("finish", &TapeBuilder::finish,

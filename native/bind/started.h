@@ -18,7 +18,6 @@ struct Started {
   Array<const int64_t, 1> block;
   Array<float, 2> logits;
   Array<int64_t, 1> sampled;
-  std::optional<Array<double, 1>> seconds;
   Retained::Place retained;
   std::optional<Trials> trials;
 };

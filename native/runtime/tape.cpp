@@ -131,14 +131,14 @@ void Tape::run_body(bool alone) {
     pool_->run(body, this);
 }
 
-void Tape::start(const Step& step, double* seconds) {
+void Tape::start(const Step& step) {
   finish();
   prepare(step);
   step_ = &step;
   begin_ = 0;
   end_ = size();
-  seconds_ = seconds;
-  team_ = seconds ? nullptr : team_of(step);
+  seconds_ = nullptr;
+  team_ = team_of(step);
   start_s_ = now_s();
   held_up_s_ = pool_->held_up_s();
   late_ = pool_->size() > 1 && !(team_ && team_->alone());

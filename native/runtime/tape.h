@@ -53,7 +53,7 @@ class Tape {
   // `finish` what is left of it together with them. What the arguments point to has to stay until then. Where there is
   // no other worker, or one worker is faster than all, everything is done in `finish`. The masks of rows to sample may
   // be written until `finish`: it is the first to read them.
-  void start(const Step& step, double* seconds);
+  void start(const Step& step);
   // Without a step that was started it does nothing.
   void finish();
 

@@ -268,6 +268,8 @@ def test_the_model_is_given_alike(words, model, ridgeline, arrived):
         (["generate", "--quantize", "int3"], "'int3'"),
         (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens' / '-n'"),
         (["bench", "latency", "--prefil", "5"], "No such option: --prefil"),
+        (["bench", "ablate", "python-1m", "--out", __file__], "no result can be written to"),
+        (["bench", "ablate", "python-1m", "--name", "a/b"], "a result's name may hold"),
         (["chat", "a/b", "--lora", "folder"], "--lora takes NAME=FOLDER, each NAME once; got 'folder'"),
         (["chat", "a/b", "--lora", "a=x", "--lora", "a=y"], "--lora takes NAME=FOLDER, each NAME once"),
         (["generate", "--lora", "a=x", "--lora", "b=y"], "this command runs one adapter, got a, b"),

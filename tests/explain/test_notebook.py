@@ -1,5 +1,6 @@
 """Results in a notebook: frames of the real pandas, tables in HTML, and functions that take what one types there."""
 
+import json
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.engine.recording import FileRecorder
 from ridgeline.explain import planner
+from ridgeline.explain.limits import MODELS
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.simulation import run_simulated
 
@@ -94,6 +96,31 @@ def test_a_plan_takes_a_workload_by_its_name(results):
     assert plan.chosen.results.completed == 6
     with pytest.raises(ConfigError, match="workload"):
         explain.plan("llama-3-8b", "nonsense", **CARD)
+
+
+def test_what_one_types_is_taken_or_refused(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"hidden_act": "silu", "rms_norm_eps": 1e-5, **MODELS["llama-3-8b"]})
+    )
+    assert explain.price(tmp_path).limit_s == explain.price(str(tmp_path), batch=1.0).limit_s
+    (tmp_path / "azure.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.0,8,2\n2024-05-10 00:00:01.0,8,2\n"
+    )
+    assert explain.simulate("llama-3-8b", trace=str(tmp_path / "azure.csv"), **CARD).results.completed == 2
+    assert explain.plan("llama-3-8b", WORKLOAD, slos="ttft=10s", budgets=(512,), **CARD).is_met
+    for ask, said in (
+        (lambda: explain.price("llama-3-8b", batch=1.5), "batch must be between"),
+        (lambda: explain.price("llama-3-8b", context="9"), "context must be between"),
+        (lambda: explain.devices("llama-3-8b", count=2.5), "count must be between"),
+        (lambda: explain.plan("llama-3-8b", WORKLOAD, slos="ttft=nan", **CARD), "objective"),
+        (lambda: explain.break_even("python-1m", context=-5, speculate="ngram"), "context must be a number"),
+        (
+            lambda: explain.break_even("python-1m", context=float("nan"), speculate="ngram"),
+            "context must be a number",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ask()
 
 
 def test_a_journal_is_a_file_or_a_recording(tmp_path):

@@ -73,6 +73,23 @@ def test_a_slow_link_makes_sums_one_message_and_a_large_model_fits_in_parts_only
     assert far[1].network_s > 161 * 20e-6
 
 
+def test_what_does_not_fit_is_said():
+    """Experts that no token of the step is sent to are held as well, and so is all that is cached."""
+    assert "fit" not in explain.price("llama-3-8b").sentence
+    large = explain.price("llama-3-70b", batch=8, context=8192)
+    assert "it does not fit: weights and cache are 162.6 GB" in large.sentence
+    assert (large.weight_bytes, large.kv_bytes) == pytest.approx(
+        (70.55e9 * 2, 8 * 8192 * 80 * 2 * 8 * 128 * 2), rel=1e-3
+    )
+    assert not large.fits and explain.price("llama-3-70b", card="h100-sxm:3", batch=8, context=8192).fits
+    replicas, tensor, pipeline = explain.devices("mixtral-8x7b", count=2, batch=2).ways
+    assert replicas.weight_bytes == pytest.approx(93.4e9, rel=1e-3) == 2 * tensor.weight_bytes
+    assert (replicas.fits, tensor.fits, pipeline.fits) == (False, True, True)
+    many = explain.devices("llama-3-70b", count=2, batch=64, context=8000)
+    assert not any(way.fits for way in many.ways) and "weights and cache fit no way" in many.sentence
+    assert explain.price("python-1m", card="ryzen-7950x", context=1 << 20).fits  # its owner chooses the memory
+
+
 def test_what_no_datasheet_tells_is_unknown():
     found = explain.devices("llama-3-8b", card="epyc-9654", count=2, batch=2)
     assert [way.network_s for way in found.ways] == [0.0, None, None] and "unknown" in found.sentence

@@ -232,6 +232,18 @@ def test_files_that_are_no_whole_journal(tmp_path):
     path.write_bytes(data[:200] + b"\xff" * 30 + data[230:])
     with pytest.raises(ConfigError, match=r"cannot be read|cut off"):
         read_recording(path)
+    for part, field, value, said in (
+        ("steps", "first_span", 1 << 40, "steps have spans that are not there"),
+        ("outputs", "first_hash", -1, "outputs have prompts that are not there"),
+        ("spans", "num_tokens", 0, "a step computes nothing"),
+        ("steps", "num_rounds", 0, "a step computes nothing"),
+    ):
+        first = getattr(whole, part)[:1]
+        changed = first.copy()
+        changed[field] = value
+        path.write_bytes(data.replace(first.tobytes(), changed.tobytes(), 1))
+        with pytest.raises(ConfigError, match=said):
+            read_recording(path)
     ended = whole.outputs[whole.outputs["seq_id"] != 1]
     with pytest.raises(ConfigError, match=r"1 sequences of the journal had not ended .* \(the first is 1\)"):
         replay(replace(whole, outputs=ended))

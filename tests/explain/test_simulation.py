@@ -165,6 +165,8 @@ def test_nothing_of_it_needs_torch():
         (["--hardware", "ryzen-7950x"], "names no memory: give --kv-cache-bytes"),
         (["--hardware", "rtx-3090:1", "-m", "llama-3-70b"], "take rtx-3090:7, or quantize"),
         (["--hardware", "h100-sxm", "--speculate", "ngram"], "cannot be simulated yet"),
+        (["--hardware", "h100-sxm", "--kv-cache-bytes", "56000000000"], "must be at most 55,9"),
+        (["--hardware", "ryzen-7950x", "--kv-cache-bytes", "999999999999999"], "16,777,216 is the most"),
         (["--hardware", "h100-sxm", "--workload", "fixed:input_tokens=9000"], "raise --max-model-len"),
         (["--hardware", "h100-sxm", "--trace", "no.txt"], "neither a .csv of Azure's trace"),
         (["--hardware", "h100-sxm", "--trace", "no.csv"], "cannot read no.csv as an Azure trace"),

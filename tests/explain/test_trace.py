@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -152,3 +153,13 @@ def test_the_command_writes_it(tmp_path, capsys):
             main(["doctor", *arguments])
         assert ended.value.code == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_steps_of_a_model_that_is_gone_have_no_prices(tmp_path):
+    recording = run(tmp_path / "journal", random_requests(6, 3))
+    config = recording.setup.config
+    gone = replace(config, model=replace(config.model, model=str(tmp_path / "gone")))
+    found = trace(replace(recording, setup=replace(recording.setup, config=gone)))
+    steps = [event["args"] for _, _, event in check(found)[1, 1] if event["args"]]
+    assert len(steps) == len(recording.steps) and all("measured_ms" in args for args in steps)
+    assert not any("predicted_ms" in args for args in steps)

@@ -129,6 +129,33 @@ def test_editing_drops_what_came_after(chromium: Any, live: LiveServer) -> None:
         assert bodies[3]["messages"] == bodies[2]["messages"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_end_of_an_answer_and_an_error_are_in_sight(chromium: Any, live: LiveServer, size: str) -> None:
+    with window(chromium, live.url, size) as opened:
+        opened.expected = ("status of 400",)
+        page = opened.open()
+        for number, text in enumerate(("First", "Second", "many words " * 400), start=1):
+            ask(page, text)
+            end = answered(page, number).locator(".times").bounding_box()
+            assert end["y"] + end["height"] <= page.locator(".composer").bounding_box()["y"]
+
+
+def test_what_was_refused_does_not_refuse_what_comes_after(chromium: Any, live: LiveServer) -> None:
+    with window(chromium, live.url) as opened:
+        opened.expected = ("status of 400",)
+        page = opened.open()
+        page.get_by_label("Max tokens").fill("4")
+        bodies: list[dict] = []
+        page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+        ask(page, "First")
+        answered(page)
+        ask(page, "many words " * 400)
+        assert "maximum context length" in answered(page, 2).get_by_role("alert").inner_text()
+        ask(page, "Second")
+        assert "tokens" in answered(page, 3).locator(".times").inner_text()
+        assert [message["content"] for message in bodies[2]["messages"]][::2] == ["First", "Second"]
+
+
 def test_errors_are_in_the_server_s_words(chromium: Any, live: LiveServer) -> None:
     with window(chromium, live.url) as opened:
         opened.expected = ("status of 400",)

@@ -15,7 +15,8 @@ from live_server import LiveServer, eventually, new_engine, serving
 from browser import SIZES, axe, chromium, serious, window
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import main
-from ridgeline.engine.recording import read_recording
+from ridgeline.core.errors import RequestError
+from ridgeline.engine.recording import LENGTH, MAGIC, read_recording
 from ridgeline.explain.lives import life
 from ridgeline.explain.machine import recorded_machine
 from ridgeline.server import explained
@@ -109,6 +110,11 @@ def test_the_command_asks_a_server(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "sent 401" in line
+    with serving(new_engine(chat_model), api_key="a") as server, pytest.raises(SystemExit) as ended:
+        main(["doctor", "--url", server.url, "--api-key", "a"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no finished request" in line
 
 
 def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Path) -> None:
@@ -137,6 +143,17 @@ def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Pa
 def test_a_request_that_is_not_there_is_named(busy: LiveServer, path: str, words: str) -> None:
     response = busy.client.get(f"/explain/doctor{path}")
     assert response.status_code == 400 and words in response.json()["error"]["message"]
+
+
+def test_what_is_refused_of_a_journal_that_was_cut_off_is_one_line(journal: Path, tmp_path: Path) -> None:
+    """The command also warns of it, on the lines before."""
+    data, at = journal.read_bytes(), len(MAGIC)
+    for _ in range(4):  # to the outputs, behind what it is of, steps, spans and decisions
+        at += LENGTH.size + LENGTH.unpack_from(data, at)[0]
+    cut = tmp_path / "cut.journal"
+    cut.write_bytes(data[: at + 20])
+    with pytest.raises(RequestError, match=r"^the recording holds no finished request"):
+        explained.reply_of("doctor", str(cut))
 
 
 def test_without_a_request_there_is_nothing_to_examine(chat_model: Path) -> None:

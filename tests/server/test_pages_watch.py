@@ -66,6 +66,23 @@ def test_live_shows_three_times_of_a_step_apart(chromium: Any, live: LiveServer)
         opened.page.unroute("**/metrics")
 
 
+@pytest.mark.parametrize("tells", ["process_start_time_seconds", "ridgeline_step_duration_seconds_count"])
+def test_a_server_that_was_started_anew_counts_from_nothing(chromium: Any, live: LiveServer, tells: str) -> None:
+    with window(chromium, live.url) as opened:
+        counts = iter([100, 200, *range(1, 100)])
+
+        def told(route: Any) -> None:
+            count = next(counts)
+            figures = {"measured": 0.004 * count, "predicted": 0.003 * count, "compute": 0.0, "memory": 0.002 * count}
+            began = f"{tells} {2.0 if count >= 100 else 1.0}\n"
+            route.fulfill(body=began + PRICED.format(steps=count, **figures))
+
+        opened.page.route("**/metrics", told)
+        card = opened.open("/#live").get_by_role("article", name="A step's three times")
+        card.get_by_text("measured: 100 steps").wait_for()
+        card.get_by_text("measured: 2 steps").wait_for()
+
+
 def test_what_no_step_was_priced_for_is_unknown(chromium: Any, live: LiveServer) -> None:
     with window(chromium, live.url) as opened:
         opened.page.route("**/metrics", lambda route: route.fulfill(body="ridgeline_num_requests_running 0\n"))

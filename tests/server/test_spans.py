@@ -119,6 +119,12 @@ def test_without_its_packages_that_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         spans.open_spans("http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize("endpoint", ["", "collector", "localhost:4318", "ftp://host/v1/traces"])
+def test_an_address_that_is_none_is_refused_at_the_start(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="otlp_traces_endpoint must be a URL"):
+        spans.open_spans(endpoint)
+
+
 def test_spans_reach_a_collector_and_one_that_is_away_harms_nobody() -> None:
     opened = spans.open_spans("http://127.0.0.1:9/v1/traces")
     assert isinstance(opened, spans.Spans)

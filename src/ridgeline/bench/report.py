@@ -6,6 +6,7 @@ Called by the command line and scripts. Fields are only added within a schema ve
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import msgspec
 from rich.console import Console
@@ -53,13 +54,30 @@ class BenchReport(Report):
     requests: list[RequestRecord] | None = None  # every request's times, where they were asked for
 
 
+def fit_name(name: str) -> str:
+    """Return the name of a result. Raises ConfigError for an unfit one."""
+    if not name or not all(char.isalnum() or char in "-_." for char in name):
+        raise ConfigError(f"a result's name may hold letters, digits, '-', '_' and '.', got {name!r}")
+    return name
+
+
+def writable(root: Path | None) -> Path | None:
+    """Return the folder of results, made where it was missing. Raises ConfigError where nothing can be written."""
+    try:
+        if root is not None:
+            root.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=root).close()
+    except OSError as error:
+        raise ConfigError(f"no result can be written to {root}: {error.strerror}") from None
+    return root
+
+
 def result_path(root: Path, report: Report) -> Path:
     """Return `<root>/<hardware>/<date>-<name>.json`, with -2, -3, ... where taken.
 
     Raises ConfigError for an unfit name.
     """
-    if not report.name or not all(char.isalnum() or char in "-_." for char in report.name):
-        raise ConfigError(f"a result's name may hold letters, digits, '-', '_' and '.', got {report.name!r}")
+    fit_name(report.name)
     stem = root / report.machine.slug / f"{report.created_utc[:10]}-{report.name}"
     path, number = stem.with_name(stem.name + ".json"), 2
     while path.exists():

@@ -15,8 +15,10 @@ from ridgeline.cache.layout import CacheLayout
 from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode, RadixTree
 from ridgeline.cache.table import SequenceTable
+from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import BlockCopy, BlockTable
 
+MAX_BLOCKS = 1 << 24
 CACHING_OFF = "prefix caching is off"
 LAST_TOKEN = "last token must be computed"
 WHOLE_BLOCKS = "only whole blocks are shared"
@@ -76,10 +78,13 @@ class _PrefixHit:
 class CacheManager:
     """Counts and shares blocks over one layout; see the module docstring for the life of a sequence.
 
-    With `prefix_caching`, whole computed blocks are shared by all sequences of equal tokens and equal `salt`.
+    With `prefix_caching`, whole computed blocks are shared by all sequences of equal tokens and equal `salt`. Raises
+    ConfigError for more than MAX_BLOCKS, as each takes memory here as well.
     """
 
     def __init__(self, layout: CacheLayout, *, prefix_caching: bool = True) -> None:
+        if (most := max((group.num_blocks for group in layout.groups), default=0)) > MAX_BLOCKS:
+            raise ConfigError(f"the KV cache has {most:,} blocks, and {MAX_BLOCKS:,} is the most: give it less memory")
         self.layout = layout
         self._prefix_caching = prefix_caching
         self._pools = tuple(BlockPool(group.num_blocks) for group in layout.groups)

@@ -15,8 +15,23 @@ if TYPE_CHECKING:
     from ridgeline.bench.report import Report
 
 
-Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.")]
-Out = Annotated[Path | None, typer.Option(help="Write the result as JSON to OUT/<hardware>/<date>-<name>.json.")]
+def _fit_name(name: str) -> str:
+    from ridgeline.bench.report import fit_name
+
+    return fit_name(name)
+
+
+def _writable(out: Path | None) -> Path | None:
+    from ridgeline.bench.report import writable
+
+    return writable(out)
+
+
+Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.", callback=_fit_name)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the result as JSON to OUT/<hardware>/<date>-<name>.json.", callback=_writable),
+]
 Repeats = Annotated[int, typer.Option(help="Number of timed runs; the median is reported.", min=1)]
 Temperature = Annotated[
     float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")

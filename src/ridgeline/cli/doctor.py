@@ -20,6 +20,7 @@ SEQUENCES, TOKENS = 16, 64  # at once; of each prompt and output
 def doctor(
     journal: Annotated[Path | None, typer.Argument(help="A file of --journal.")] = None,
     url: Annotated[str | None, typer.Option(help="A server's address instead: its last steps.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="Key that the server wants.")] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="A model instead, which runs for ten seconds first.")
     ] = None,
@@ -51,7 +52,7 @@ def doctor(
             plain = msgspec.json.encode(lives if len(lives) > 1 else lives[0])
             typer.echo(plain if json else "\n".join(lived["sentence"] for lived in lives))
             return
-        found = _of_server(str(url)) if path is None else diagnose(path)
+        found = _of_server(str(url), api_key) if path is None else diagnose(path)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:
@@ -63,12 +64,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _of_server(url: str) -> "Diagnosis":
+def _of_server(url: str, api_key: str | None) -> "Diagnosis":
     """Ask a server. Raises ConfigError where it does not tell."""
     from ridgeline.bench.client import fetched
     from ridgeline.explain.diagnosis import Diagnosis
 
-    said = fetched(f"{url.rstrip('/')}/explain/doctor", dict[str, Any], timeout_s=PATIENCE_S)
+    said = fetched(f"{url.rstrip('/')}/explain/doctor", dict[str, Any], api_key, PATIENCE_S)
     return msgspec.convert(said["found"], Diagnosis)
 
 

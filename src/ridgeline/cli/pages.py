@@ -22,6 +22,7 @@ def pages(
     import msgspec
 
     from ridgeline.core.errors import ConfigError
+    from ridgeline.core.files import write_whole
     from ridgeline.engine.recording import read_recording
     from ridgeline.explain.lives import life
     from ridgeline.server.explained import reply_of
@@ -52,9 +53,8 @@ def pages(
     head += [f'<script type="{kind}">{script}</script>' for kind, script in scripts.items()]
     html = files["index.html"].replace('<script type="module" src="app.js"></script>', "\n".join(head))
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in ("index.html", "style.css", "ridge.svg"):
-            (out / name).write_text(html if name == "index.html" else files[name], encoding="utf-8")
+        for name in ("style.css", "ridge.svg", "index.html"):
+            write_whole(out / name, (html if name == "index.html" else files[name]).encode())
     except OSError as error:
         raise ConfigError(f"the pages cannot be written to {out}: {error.strerror}") from None
     typer.echo(f"open {out / 'index.html'}")

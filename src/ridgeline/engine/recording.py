@@ -236,10 +236,10 @@ def read_recording(path: Path) -> Recording:
             raise ConfigError(f"the journal {path} holds no steps")
         empty = {name: np.zeros(0, list(fields)) for name, fields in FIELDS.items()}
         rings = {name: np.concatenate(each) if each else empty[name] for name, each in found.items()}
+        rings = _without_ends(rings) if at < len(data) else rings
+        _check(rings)
     except (msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
         raise ConfigError(f"the journal {path} cannot be read: {error}") from None
-    if at < len(data):
-        rings = _without_ends(rings)
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))
 
 
@@ -255,6 +255,21 @@ def _records(frame: _Frame) -> Records:
         if records[field].dtype != np.dtype(kind):
             raise ValueError(f"{field} of {frame.ring} is no {kind}")
     return records
+
+
+def _check(rings: Mapping[str, Records]) -> None:
+    """Raise ValueError for records that point at what is not there, or count what cannot be."""
+    for name, first, count, others in (
+        ("steps", "first_span", "num_spans", "spans"),
+        ("outputs", "first_hash", "num_hashes", "prompts"),
+    ):
+        begins, counts = rings[name][first], rings[name][count]
+        if ((begins < 0) | (counts < 0) | (begins + counts > len(rings[others]))).any():
+            raise ValueError(f"{name} have {others} that are not there")
+    steps, spans = rings["steps"], rings["spans"]
+    computed = spans["num_tokens"] - spans["num_further"]
+    if any((steps[name] < 1).any() for name in ("num_spans", "num_tokens", "num_rounds")) or (computed < 1).any():
+        raise ValueError("a step computes nothing")
 
 
 def _without_ends(rings: Mapping[str, Records]) -> dict[str, Records]:

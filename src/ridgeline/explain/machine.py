@@ -114,6 +114,8 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
         weights = f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights"
         memory = f"{sheet.name} {plan.available_bytes / 1e9:,.1f} GB of memory for them and the cache"
         raise ConfigError(f"{weights}, and {memory}: take {device}:{enough}, or quantize")
+    if (config.cache.kv_cache_bytes or 0) > (room := plan.available_bytes - plan.weight_bytes):
+        raise ConfigError(f"kv_cache_bytes must be at most {room:,}, which {sheet.name} has beside the weights")
     setup = _setup(config, plan, program, spec.max_positions)
     time = StepTime(program, plan.pieces(), sheet, 1, is_limit=True)
     return SimulatedMachine(sheet.title, config.model.model, setup, time, plan, program, spec.max_positions)

@@ -16,7 +16,7 @@ from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.slo import Slo
+from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
@@ -151,20 +151,21 @@ def plan(
     config: EngineConfig | str,
     requests: Sequence[BenchRequest] | str,
     *,
-    slos: Sequence[Slo] = (),
+    slos: Sequence[Slo] | str = (),
     hardware: str = THIS_MACHINE,
     allow: Sequence[str] = (),
     max_concurrency: int | None = None,
     sequences: Sequence[int] | None = None,
     budgets: Sequence[int] | None = None,
 ) -> Plan:
-    """Search the configuration that serves `requests` within `slos`, or without them at the highest throughput.
+    """Search the configuration that serves `requests` within `slos`, such as ttft=500ms, or at the highest throughput.
 
     A workload's name stands for its requests, all at once; `allow` names what may lose quality: LOSSES. `sequences` at
     once and `budgets` of tokens a step are those to try. Raises ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
     requests = requests_of(config, requests, None, Load()) if isinstance(requests, str) else requests
+    slos = parse_slos(slos) if isinstance(slos, str) else slos
     if wrong := [name for name in allow if name not in LOSSES]:
         raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
     if not requests:

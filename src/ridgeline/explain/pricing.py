@@ -1,11 +1,13 @@
 """Price a step of a model on a card: FLOPs, bytes and the least time, by kind of group. Must not import torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.cost.account import kv_bytes, weight_bytes
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.prices import price_groups
 from ridgeline.cost.roofline import Bound, Roofline
@@ -42,6 +44,9 @@ class Price:
     load: Load
     groups: Sequence[GroupLimit]
     is_peak_known: bool
+    weight_bytes: float  # of all weights, also those that the step does not read
+    kv_bytes: float  # of all that is cached of its sequences
+    fits: bool  # both, where the card's memory is known
 
     @property
     def cost(self) -> OpCost:
@@ -57,6 +62,8 @@ class Price:
     def sentence(self) -> str:
         """The limit in words."""
         cost, known = self.cost, "" if self.is_peak_known else "; its peak of arithmetic is unknown and not counted"
+        held = self.weight_bytes + self.kv_bytes
+        known += "" if self.fits else f"; it does not fit: weights and cache are {held / 1e9:,.1f} GB"
         return (
             f"{self.load.num_tokens:,} tokens of {self.model} on {self.card} take at least "
             f"{self.limit_s * 1e3:,.3f} ms, {self.load.num_tokens / self.limit_s:,.0f} tokens/s: "
@@ -87,7 +94,7 @@ class Price:
 
 
 def price(
-    model: str | Mapping[str, object],
+    model: str | Path | Mapping[str, object],
     *,
     card: str = "h100-sxm",
     batch: int = 1,
@@ -103,8 +110,9 @@ def price(
     if dtype not in ELEMENT_BYTES:
         raise ConfigError(f"dtype must be {' or '.join(ELEMENT_BYTES)}, got {dtype!r}")
     for name, value, low in (("batch", batch, 1), ("context", context, 1), ("prompt", prompt, 0)):
-        if not low <= value <= 1 << 30:
-            raise ConfigError(f"{name} must be between {low} and {1 << 30}, got {value}")
+        if value not in range(low, (1 << 30) + 1):
+            raise ConfigError(f"{name} must be between {low} and {1 << 30}, a whole number, got {value!r}")
+    batch, context, prompt = int(batch), int(context), int(prompt)
     sheet, size, inputs = datasheet(card), ELEMENT_BYTES[dtype], "f32" if dtype == "float32" else "bf16"
     program = lower(spec_of(model))
     load = Load(((prompt, prompt),) * batch, batch) if prompt else Load.decode(batch, context)
@@ -114,17 +122,21 @@ def price(
     for group, cost in priced:
         one, count = roofline.predict(cost, inputs), group.count
         groups.append(GroupLimit(group.kind, group.label, count, cost * count, count * one.seconds, one.bound))
-    name = model if isinstance(model, str) else str(model.get("model_type", "a model"))
-    return Price(name, card, load, groups, sheet.peak(inputs, 1) is not None)
+    name = str(model.get("model_type", "a model")) if isinstance(model, Mapping) else str(model)
+    weights, cached = weight_bytes(program, size), batch * kv_bytes(program, prompt or context, size)
+    fits = weights + cached <= (sheet.memory_bytes or math.inf)
+    return Price(name, card, load, groups, sheet.peak(inputs, 1) is not None, weights, cached, fits)
 
 
-def spec_of(model: str | Mapping[str, object]) -> DecoderSpec:
+def spec_of(model: str | Path | Mapping[str, object]) -> DecoderSpec:
     """Read one of `limits.MODELS`, a config.json or its folder, a bundled model, or a config.
 
     Raises ConfigError for a name that is none of them.
     """
-    if isinstance(model, Mapping) or model in MODELS:
-        return read_spec(MODELS[model] if isinstance(model, str) else model)
+    if isinstance(model, Mapping):
+        return read_spec(model)
+    if (model := str(model)) in MODELS:
+        return read_spec(MODELS[model])
     from ridgeline.weights.folder import BUNDLED_MODELS
     from ridgeline.weights.jsonfile import read_json_object
 

@@ -75,6 +75,8 @@ def break_even(
     ModelLoadError for broken files.
     """
     config = EngineConfig.of(config, **options) if isinstance(config, str) else config
+    if context is not None and context not in range(1, 1 << 30):
+        raise ConfigError(f"context must be a number of tokens, got {context}")
     if not config.speculation.proposers():
         raise ConfigError("speculate=off drafts nothing; name what drafts, such as ngram or draft:MODEL")
     rounds: list[Round] = []

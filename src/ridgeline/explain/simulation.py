@@ -199,7 +199,7 @@ def simulate(
     config: EngineConfig | str,
     *,
     workload: str = "fixed",
-    trace: Path | None = None,
+    trace: Path | str | None = None,
     load: Load | None = None,
     hardware: str = THIS_MACHINE,
     goodput: str = "",
@@ -213,7 +213,7 @@ def simulate(
     if isinstance(config, str):
         config = EngineConfig.of(config, **options)
     slos = parse_slos(goodput)
-    requests = requests_of(config, workload, trace, load or Load())
+    requests = requests_of(config, workload, None if trace is None else Path(trace), load or Load())
     limit = load.max_concurrency if load is not None else None
     return run_simulated(simulated_machine(config, hardware), requests, slos=slos, max_concurrency=limit)
 

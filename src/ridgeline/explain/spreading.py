@@ -1,8 +1,8 @@
 """Price the ways to spread a step over several devices: replicas, tensor and pipeline parallelism. No torch."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
@@ -27,7 +27,7 @@ class Way:
     sent_bytes: float
     num_messages: int
     network_s: float | None
-    fits: bool  # the weights, where the card's memory is known
+    fits: bool  # the weights, and what is cached, where the card's memory is known
 
     @property
     def cells(self) -> Sequence[str]:
@@ -58,7 +58,7 @@ class Ways:
 
 
 def devices(
-    model: str | Mapping[str, object],
+    model: str | Path | Mapping[str, object],
     *,
     card: str = "h100-sxm",
     count: int = 8,
@@ -75,20 +75,19 @@ def devices(
     equal in time, and as many parts of the batch in flight. `link_s` is the latency of a message, which no datasheet
     tells. Raises ConfigError as `price` does, and for counts that cannot be.
     """
-    if not 2 <= count <= 1024 or count > batch:
+    if count not in range(2, 1025) or count > batch:
         raise ConfigError(f"count must be between 2 and the batch of {batch}, 1,024 at most, got {count}")
     if not 0 <= link_s < 1:
         raise ConfigError(f"link_s must be a latency between 0 and 1 second, got {link_s}")
     spec, sheet, size = spec_of(model), datasheet(card), ELEMENT_BYTES.get(dtype, 0)
     part = price(model, card=card, batch=-(-batch // count), context=context, prompt=prompt, dtype=dtype)
     shared = price(model, card=f"{card}:{count}", batch=batch, context=context, prompt=prompt, dtype=dtype)
-    weight_bytes, row_bytes = shared.cost.weight_bytes, size * spec.hidden_size
+    weight_bytes, row_bytes = shared.weight_bytes, size * spec.hidden_size
     num_sums = 2 * len(spec.layers)
 
-    def way(name: str, step_s: float, rate: float, weights: float, sent: float, messages: int) -> Way:
+    def way(name: str, step_s: float, rate: float, fits: bool, weights: float, sent: float, messages: int) -> Way:
         network_s = _sent_s(sheet, link_s, sent, messages) if messages else 0.0
         waits_s = step_s + (network_s or 0.0)
-        fits = weights <= (sheet.memory_bytes or math.inf)
         return Way(name, waits_s, rate * step_s / waits_s, weights, sent, messages, network_s, fits)
 
     one_sum = row_bytes * shared.load.num_tokens
@@ -99,16 +98,17 @@ def devices(
     hop = row_bytes * part.load.num_tokens
     rate = shared.load.num_tokens / part.limit_s
     ways = [
-        way(f"{count} replicas", part.limit_s, rate, weight_bytes, 0, 0),
+        way(f"{count} replicas", part.limit_s, rate, part.fits, weight_bytes, 0, 0),
         way(
             f"tensor parallel {count}",
             shared.limit_s,
             shared.load.num_tokens / shared.limit_s,
+            shared.fits,
             weight_bytes / count,
             num_sums * sums[0] + logits,
             num_sums * sums[1] + 1,
         ),
-        way(f"pipeline of {count}", part.limit_s, rate, weight_bytes / count, others * hop, others),
+        way(f"pipeline of {count}", part.limit_s, rate, shared.fits, weight_bytes / count, others * hop, others),
     ]
     return Ways(f"{shared.load.num_tokens:,} tokens of {part.model} on {count} × {card}: {_said(ways)}", ways)
 
@@ -122,7 +122,7 @@ def _said(ways: Sequence[Way]) -> str:
     """Say which of the ways are best."""
     fitting = [each for each in ways if each.fits]
     if not fitting:
-        return "the weights fit no way."
+        return "weights and cache fit no way."
     first, fastest = min(fitting, key=lambda each: each.step_s), max(fitting, key=lambda each: each.tokens_per_s)
     unknown = "; what links carry is unknown and not counted" if any(each.network_s is None for each in ways) else ""
     return (

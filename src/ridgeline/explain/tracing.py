@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.core.errors import ConfigError
+from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.machine import SimulatedMachine, recorded_machine
@@ -85,7 +85,7 @@ def _priced(recording: Recording) -> SimulatedMachine | None:
     """Return what prices the steps; None where they cannot be priced here."""
     try:
         return recording.setup and recorded_machine(recording.setup)
-    except ConfigError:
+    except (ConfigError, ModelLoadError):
         return None
 
 

@@ -96,5 +96,6 @@ def reply_of(*arguments: str) -> Mapping[str, Any]:
     except subprocess.TimeoutExpired:
         raise RequestError(f"it takes more than {MAX_EXPLAIN_S} s: ask for less, or a command line") from None
     if not done.stdout:
-        raise RequestError(done.stderr.decode(errors="replace").strip().removeprefix("ridgeline: ")[-500:])
+        *_, said = done.stderr.decode(errors="replace").splitlines() or [""]  # before it may be warnings
+        raise RequestError(said.removeprefix("ridgeline: ")[-500:])
     return {"command": shlex.join(["ridgeline", *arguments]), "found": msgspec.Raw(done.stdout.strip())}

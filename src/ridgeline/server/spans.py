@@ -114,7 +114,9 @@ def _events(note: "RequestNote") -> Mapping[str, float]:
 
 
 def open_spans(endpoint: str) -> Spans:
-    """Return what sends spans to a collector's `endpoint`, over HTTP. Raises ConfigError without its packages."""
+    """Return what sends spans to a collector's `endpoint`. Raises ConfigError without its packages, or an address."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_traces_endpoint must be a URL, such as http://host:4318/v1/traces, got {endpoint!r}")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

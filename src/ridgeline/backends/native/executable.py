@@ -36,7 +36,7 @@ from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
 from ridgeline.weights.load import StreamedWeights
 
-Started = tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None, np.ndarray | None]
+Started = tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None]
 """A step that is computed, and where its logits, its tokens and, if they are taken, the times of its parts and its taps
 go."""
 
@@ -168,7 +168,7 @@ class NativeExecutable:
         """Do as `run` on the pool's other threads, until `finish`."""
         self._following = None
         self._copy_blocks(step)
-        self._started = started = self._laid(step, timed=False)
+        self._started = started = self._laid(step)
         self._tape.start(step.block, *started[1:], step.trials)
 
     def follow(self, step: StepBatch, *, check: Check | None = None) -> bool:
@@ -176,7 +176,7 @@ class NativeExecutable:
         if self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
-        self._following = following = self._laid(step, timed=False)
+        self._following = following = self._laid(step)
         checking = None if check is None or self._started is None else partial(self._check, check, self._started)
         self._tape.follow(step.block, *following[1:], checking)
         return True
@@ -257,16 +257,17 @@ class NativeExecutable:
 
     def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
         self._copy_blocks(step)
-        laid = self._laid(step, timed=timed)
-        self._warmer.stay_ahead(self._tape.run(step.block, laid[1], 0, len(self._tape), *laid[2:], step.trials))
-        return self._output(laid), () if laid[3] is None else self._timings.of(laid[3].tolist())
+        _, logits, sampled_token_ids, taps_TW = laid = self._laid(step)
+        seconds, size = np.zeros(len(self._tape)) if timed else None, len(self._tape)
+        highest_slot = self._tape.run(step.block, logits, 0, size, sampled_token_ids, seconds, taps_TW, step.trials)
+        self._warmer.stay_ahead(highest_slot)
+        return self._output(laid), () if seconds is None else self._timings.of(seconds.tolist())
 
-    def _laid(self, step: StepBatch, *, timed: bool) -> Started:
+    def _laid(self, step: StepBatch) -> Started:
         """Return the step with room for its results."""
         sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
-        seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
         taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if self._taps else None
-        return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds, taps_TW
+        return step, self._room(len(step.logit_rows_R)), sampled_token_ids, taps_TW
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
@@ -278,7 +279,7 @@ class NativeExecutable:
                         part[target] = part[source]
 
     def _output(self, started: Started) -> StepOutput:
-        step, logits, sampled_token_ids, _, taps_TW = started
+        step, logits, sampled_token_ids, taps_TW = started
         if self._store is not None and self._store.is_cut:
             raise WeightsLostError(
                 "the file of packed weights was cut off while it was in use; start again to rebuild it"

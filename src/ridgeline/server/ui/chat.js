@@ -43,7 +43,7 @@ class Conversation {
       event.preventDefault();
       if (!this.running) this.submit();
     });
-    const composer = h("form", { class: "composer" }, this.input, this.go, h("p", { class: "quiet hint" }, this.converses ? "Enter sends, Shift + Enter breaks the line, Esc stops." : "Ctrl + Enter continues, Esc stops."));
+    const composer = this.composer = h("form", { class: "composer" }, this.input, this.go, h("p", { class: "quiet hint" }, this.converses ? "Enter sends, Shift + Enter breaks the line, Esc stops." : "Ctrl + Enter continues, Esc stops."));
     composer.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.running) this.stop();
@@ -82,7 +82,7 @@ class Conversation {
     turn.answer = new Answer(this, turn);
     this.turns.push(turn);
     this.log.append(turn.element, turn.answer.element);
-    turn.answer.element.scrollIntoView({ block: "end" });
+    this.staying(() => {}, true);
     this.run(turn);
   }
 
@@ -138,10 +138,10 @@ class Conversation {
     const common = { model: this.server.models[0], ...options, stream: true, stream_options: { include_usage: true } };
     if (!this.converses) return { ...common, prompt: turn.text, ...(probabilities ? { logprobs: TOP } : {}) };
     const messages = system ? [{ role: "system", content: system }] : [];
-    for (const each of this.turns.slice(0, this.turns.indexOf(turn) + 1)) {
-      messages.push({ role: "user", content: each.text });
-      if (each !== turn && each.answer.text) messages.push({ role: "assistant", content: each.answer.text });
+    for (const { text, answer } of this.turns.slice(0, this.turns.indexOf(turn))) { // what got no answer, being too long, would be so again
+      if (answer.text) messages.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
     }
+    messages.push({ role: "user", content: turn.text });
     return { ...common, messages, ...(probabilities ? { logprobs: true, top_logprobs: TOP } : {}) };
   }
 
@@ -157,15 +157,10 @@ class Conversation {
       this.settings.last = [path, body];
       answer.begin();
       const response = await post(path, body, control.signal);
-      for await (const event of events(response)) {
-        const atEnd = document.documentElement.scrollHeight - innerHeight - scrollY < NEAR_END_PX;
-        answer.take(event);
-        if (atEnd) scrollTo(0, document.documentElement.scrollHeight);
-      }
-      answer.finish();
+      for await (const event of events(response)) answer.take(event);
+      this.staying(() => answer.finish());
     } catch (error) {
-      if (error.name === "AbortError") answer.finish("stopped");
-      else answer.fail(error);
+      this.staying(() => (error.name === "AbortError" ? answer.finish("stopped") : answer.fail(error)));
     } finally {
       if (this.running === control) {
         this.running = null;
@@ -174,6 +169,16 @@ class Conversation {
       }
       this.said.textContent = answer.summary;
     }
+  }
+
+  // Change an answer; who looks at the end of the talk, above what is written in, still does.
+  staying(change, atEnd = this.below() < NEAR_END_PX) {
+    change();
+    if (atEnd) scrollBy(0, Math.max(0, this.below()));
+  }
+
+  below() {
+    return this.log.getBoundingClientRect().bottom - this.composer.getBoundingClientRect().top;
   }
 
   stop() {
@@ -230,7 +235,7 @@ class Answer {
     }
     if (choice.finish_reason) this.reason = choice.finish_reason;
     if (choice.timings) this.timings = choice.timings;
-    this.due ??= requestAnimationFrame(() => this.draw());
+    this.due ??= requestAnimationFrame(() => this.conversation.staying(() => this.draw()));
   }
 
   draw() {

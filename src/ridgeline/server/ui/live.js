@@ -25,6 +25,12 @@ export function parse(text) {
 
 const sum = (sample, name) => (sample.get(name) || []).reduce((total, [, value]) => total + value, 0);
 
+// Whether another process or engine counts now, from nothing.
+function isAnew(then, now) {
+  const [before, after] = [then, now].map((sample) => ["process", "engine_process"].map((name) => sum(sample, `${name}_start_time_seconds`)));
+  return String(before) !== String(after) || sum(now, "step_duration_seconds_count") < sum(then, "step_duration_seconds_count");
+}
+
 // The share of observations below `q`, between two samples of a histogram, by lines between its bounds; null: none.
 export function quantile(first, last, name, q) {
   const before = new Map((first.get(`${name}_bucket`) || []).map(([labels, value]) => [labels.le, value]));
@@ -101,6 +107,7 @@ export function live() {
     } catch {
       return; // the banner says it
     }
+    if (samples.length && isAnew(samples.at(-1)[1], now)) samples.length = 0;
     samples.push([performance.now(), now]);
     if (samples.length > SHOWN) samples.shift();
     if (samples.length < 2) return;
