@@ -57,6 +57,7 @@ RUNS = {
     "priorities": (random_requests(14, 3), {"scheduling_policy": "priority", "kv_cache_bytes": 768 * 32 * 9}),
     "forks": (random_requests(8, 4, n=3, temperature=1), {"kv_cache_bytes": 768 * 32 * 16, "max_num_seqs": 5}),
     "a bound on the time between tokens": (random_requests(12, 5), {"max_itl_s": 0.003, "max_num_seqs": 6}),
+    "penalties": (random_requests(8, 7, presence_penalty=0.5), {"num_threads": 2}),
     "no prefix caching": (random_requests(8, 6), {"enable_prefix_caching": False, "block_size": 16}),
 }
 

@@ -158,7 +158,12 @@ def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:
     return Request(
         request_id=str(seq_id),
         prompt_ids=tokens.prompt(seq_id, int(output["num_prompt"])),
-        params=SamplingParams(temperature=0 if n == 1 else 1, max_tokens=max_tokens, n=n),
+        params=SamplingParams(
+            temperature=0 if n == 1 else 1,
+            max_tokens=max_tokens,
+            n=n,
+            presence_penalty=float(output["needs_history"]),  # nothing is planned ahead of what it counts
+        ),
         arrival_s=float(output["arrival_s"]),
         seed=0,
         max_tokens=max_tokens,
