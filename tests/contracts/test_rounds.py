@@ -73,7 +73,9 @@ def test_rounds_bring_what_steps_of_one_bring(family, drafter, at_most, tmp_path
         assert count > 1 or stats == stats_again
 
 
-@pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}, {"num_threads": 2}], ids=str
+)
 def test_rounds_over_other_memory(options, at_most, tmp_path):
     model = build("llama", 3, tmp_path / "model")
     prompts, params = prompts_of(model), mixed_params(3)
@@ -139,6 +141,30 @@ def test_blocks_that_lack_leave_one_round(at_most, tmp_path):
     tokens, _, rounds = outcome(few, prompts, params)
     assert tokens == [output.outputs[0].token_ids for output in expected]
     assert few.engine.loop.scheduler.stats().num_preemptions > 0 and max(rounds) > 1
+
+
+def test_who_waits_gets_blocks_before_rounds_do(at_most, tmp_path, monkeypatch):
+    """A request for whose prompt there is room is admitted at once; rounds that did not come keep nothing."""
+    model = build("llama", 3, tmp_path / "model")
+    prompts = prompts_of(model, 2)
+    at_most(30)
+    wide = opened(model, "draft", tmp_path / "head", max_model_len=48)
+    per_block = wide.engine.layout.total_bytes // wide.engine.layout.groups[0].num_blocks
+    engine = opened(model, "draft", tmp_path / "head", max_model_len=48, kv_cache_bytes=26 * per_block).engine
+    calm, cache = engine.executor.hurry, engine.loop.scheduler.cache
+    monkeypatch.setattr(engine.executor, "hurry", lambda asked: calm(True))
+    engine.loop.submit(engine.intake.request(prompts[0], SamplingParams(temperature=0, max_tokens=38, ignore_eos=True)))
+    for _ in range(3):
+        engine.loop.step()
+    assert engine.loop.journal.spans.read()[1]["num_further"].tolist() == [0, 0, 29]
+    assert cache.num_free_blocks() == (13 - 5,)
+    engine.loop.submit(engine.intake.request(prompts[1], SamplingParams(max_tokens=2)))
+    engine.loop.step()
+    assert len(engine.loop.scheduler.running()) == 2
+    monkeypatch.undo()
+    while engine.loop.step():
+        pass
+    check_cache(cache, {})
 
 
 def test_a_drafter_that_fails_within_a_step_leaves_plain_ones(at_most, tmp_path, monkeypatch):
