@@ -57,6 +57,7 @@ class OracleCell:
     predicted: float
     error: float  # predicted over the median measured, less 1
     provenance: str  # of the prices of steps
+    held_out_error: float | None  # of the calibration: of a busy machine's it is large, and so is every error then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
             deterministic=options.deterministic,
             **FORMATS[name],
         )
-        calibrate(config)
+        fitted = calibrate(config)
         machine = simulated_machine(config)
         # drafts of the benchmark's own, for which the cache of a recurrent model has to have room
         speculation = SpeculationConfig(speculate="prediction", num_speculative_tokens=max(options.lengths))
@@ -177,6 +178,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                     predicted=predicted,
                     error=predicted / statistics.median(ratios) - 1,
                     provenance=machine.provenance,
+                    held_out_error=fitted.held_out_error,
                 )
 
 
