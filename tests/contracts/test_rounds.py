@@ -11,6 +11,7 @@ from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding import model_drafts
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.engine.journal import timed_steps
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
@@ -246,6 +247,33 @@ def test_lookups_end_where_most_of_a_draft_is_wrong(at_most, tmp_path, monkeypat
     steps, stats = llm.engine.loop.journal.steps.read()[1], llm.engine.loop.scheduler.strategy.drafts()["suffix"]
     assert stats.num_draft_tokens > 3 * stats.num_accepted_tokens
     assert max(steps["num_rounds"]) <= 2
+
+
+def test_nothing_is_planned_ahead_of_drafts_beside_who_was_admitted(tmp_path, monkeypatch):
+    """The control rests where two run, which it has not seen yet, as one of them has a draft in flight."""
+    model = build("llama", 3, tmp_path / "model")
+    options = {"adaptive_speculation": True, "num_speculative_tokens": 4, "num_threads": 2}
+    llm = opened(model, "draft", tmp_path / "head", **options)
+    engine, prompts, params = llm.engine, prompts_of(model, 2), mixed_params(2)
+    plain = LLM(str(model.folder.path), **TINY | MANY)
+    expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
+    found, drafted = {}, False
+    monkeypatch.setattr(DraftControl, "rests", lambda _, count: count > 1)
+    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, room, **__: [2 for _ in survivals])
+
+    def deliver(deltas):
+        for delta in deltas:
+            found.setdefault(delta.request_id, []).extend(delta.token_ids)
+            assert delta.finish is None or delta.finish.error is None
+
+    monkeypatch.setattr(engine.loop, "_deliver", deliver)
+    requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params)]
+    engine.loop.submit(requests[0])
+    while engine.loop.step():
+        if not drafted and engine.loop.scheduler.strategy.drafts()["draft"].num_drafts > 2:
+            drafted = True
+            engine.loop.submit(requests[1])
+    assert drafted and [found[request.request_id] for request in requests] == expected
 
 
 @pytest.mark.parametrize("drafter", ["draft", "eagle"])
