@@ -12,6 +12,7 @@ from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams, SpeculationParams
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.recording import FileRecorder, read_recording
 from ridgeline.explain.lives import life
@@ -120,6 +121,14 @@ def test_drafts_come_again_as_they_were(tmp_path, name):
     index = np.flatnonzero((accepted["num_rows"] > 2) & (accepted["num_final"] > 1))[0]
     accepted["num_final"][index] -= 1
     assert replay(replace(recording, spans=accepted)).difference
+
+
+def test_steps_that_waited_for_drafts_which_none_verified_wait_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
+    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, room, **__: [0 for _ in survivals])
+    recording = run(tmp_path / "journal", random_requests(6, 2), speculate="auto", num_threads=2, block_size=8)
+    assert (recording.spans["num_rows"] == 1).all()
+    assert replay(recording).difference == ""
 
 
 def test_trees_of_drafts_are_not_replayed(tmp_path):

@@ -196,7 +196,8 @@ def replay(journal: Recording | Path | str) -> Replay:
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     lasting = iter(steps["run_s"].tolist())
     executor = PricedExecutor(clock, setup.depth, lambda plan: next(lasting), tokens.sampled)
-    drafts = RecordedDrafts(recording, tokens) if (recording.spans["num_rows"] > 1).any() else None
+    drafted = setup.strategy == "speculative" or (recording.spans["num_rows"] > 1).any()
+    drafts = RecordedDrafts(recording, tokens) if drafted else None
     loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder, drafts)
     loop.scheduler.cap = RecordedSlots(recording)
     requests = recorded_requests(recording, tokens)
