@@ -30,6 +30,7 @@ from ridgeline.bench.profile import Profiler, scheduler_config
 from ridgeline.bench.report import Report, save_report
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.machine import usable_cores
+from ridgeline.cost.efficiency import Calibration
 from ridgeline.cost.hardware import save_calibration
 from ridgeline.engine.build import build_engine
 
@@ -117,8 +118,8 @@ def step_s(llm: LLM, prompt: list[int], steps: int) -> float:
     return statistics.median(after - before for before, after in zip(times, times[1:]))
 
 
-def calibrate(config: EngineConfig) -> None:
-    """Fit the efficiencies of a model's ops on this machine, and keep them."""
+def calibrate(config: EngineConfig) -> Calibration:
+    """Fit the efficiencies of a model's ops on this machine, keep them, and return them."""
     threads = config.num_threads or usable_cores()
     config = replace(config, cache=replace(config.cache, prefix_caching=False))
     config = replace(config, scheduler=scheduler_config(MAX_BATCH, MAX_PROMPT))
@@ -126,7 +127,9 @@ def calibrate(config: EngineConfig) -> None:
     level = hardware.machine.isa_level
     moment = Moment(find_native(), level, threads) if level else None
     profiler = Profiler(build_engine(config, lambda deltas: None), hardware, threads, moment=moment)
-    save_calibration(hardware.machine, calibration(profiler, threads))
+    found = calibration(profiler, threads)
+    save_calibration(hardware.machine, found)
+    return found
 
 
 def spread(values: Sequence[float], form: str) -> str:

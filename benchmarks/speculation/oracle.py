@@ -7,7 +7,7 @@ Drafts replay what the model says without drafts, each token replaced with chanc
 the engine as it serves, so any weights will do. Predicted: tokens of a round, (1 - a^(k+1)) / (1 - a), times the ratio
 of two steps as the cost model has them, calibrated for each format first. A step with drafts waits for the one before:
 what it takes beside the model, which overlaps where nothing is drafted, is measured in a run of its own at every batch
-and length.
+and length. Prompts are in neither: rates are those of the tokens behind the first ones.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common import calibrate, option_parser, save
 from benchmarks.decode_stream import FORMATS
-from benchmarks.speculation.turns import Timed
+from benchmarks.speculation.turns import Timed, Turn
 from rich.console import Console
 from rich.table import Table
 
@@ -57,6 +57,7 @@ class OracleCell:
     predicted: float
     error: float  # predicted over the median measured, less 1
     provenance: str  # of the prices of steps
+    held_out_error: float | None  # of the calibration: of a busy machine's it is large, and so is every error then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,12 @@ def beside_of(on: Timed, prompts: Sequence[list[int]], params: Sequence[Sampling
     return statistics.median(observer.beside_s)
 
 
+def decode_rate(turn: Turn) -> float:
+    """Return the tokens per second behind the first ones, which the step of the prompts brings."""
+    first_s = max(output.token_s[0] for output in turn.outputs)
+    return sum(len(output.token_ids) - 1 for output in turn.outputs) / (turn.seconds - first_s)
+
+
 def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
     """Yield the points, the formats outermost: each opens its engines once."""
     most = max(options.batches)
@@ -128,11 +135,11 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
             num_threads=options.threads,
             max_num_seqs=most * (1 + max(options.lengths)),  # bounds the rows of logits, too
             max_model_len=PROMPT_TOKENS + options.tokens + 16,
-            max_num_batched_tokens=most * (1 + max(options.lengths)) + PROMPT_TOKENS,
+            max_num_batched_tokens=most * (max(options.lengths) + PROMPT_TOKENS),  # all prompts are one step
             deterministic=options.deterministic,
             **FORMATS[name],
         )
-        calibrate(config)
+        fitted = calibrate(config)
         machine = simulated_machine(config)
         # drafts of the benchmark's own, for which the cache of a recurrent model has to have room
         speculation = SpeculationConfig(speculate="prediction", num_speculative_tokens=max(options.lengths))
@@ -154,7 +161,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                 beside_s = beside_of(on, prompts, params)
                 ratios: list[float] = []
                 for pair in range(options.pairs):
-                    rates = {i: (off, on)[i].run(prompts, params).rate for i in ((0, 1), (1, 0))[pair % 2]}
+                    rates = {i: decode_rate((off, on)[i].run(prompts, params)) for i in ((0, 1), (1, 0))[pair % 2]}
                     ratios.append(rates[1] / rates[0])
                 assert oracle.num_tried, "nothing was drafted"
                 share = oracle.num_right / oracle.num_tried
@@ -171,6 +178,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
                     predicted=predicted,
                     error=predicted / statistics.median(ratios) - 1,
                     provenance=machine.provenance,
+                    held_out_error=fitted.held_out_error,
                 )
 
 

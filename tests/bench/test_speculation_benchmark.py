@@ -88,6 +88,11 @@ def test_oracle_drafts_are_accepted_as_often_as_was_asked(tmp_path):
         assert cell["error"] == pytest.approx(cell["predicted"] / cell["measured"][0] - 1)
 
 
+def test_what_prompts_take_is_in_no_rate_of_the_oracle():
+    outputs = [Output([1] * 5, [3.0, 0.5, 0.5, 0.5, 0.5]), Output([1] * 3, [2.0, 1.5, 1.5])]
+    assert oracle.decode_rate(Turn(5.0, outputs)) == pytest.approx((4 + 2) / (5.0 - 3.0))
+
+
 def test_a_lookup_is_timed(tmp_path):
     lookup.main(["--context", "2000", "--calls", "200", f"--out={tmp_path}"])
     (path,) = tmp_path.glob("*/*-lookup.json")

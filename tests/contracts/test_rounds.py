@@ -11,6 +11,7 @@ from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding import model_drafts
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.engine.journal import timed_steps
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
@@ -73,7 +74,9 @@ def test_rounds_bring_what_steps_of_one_bring(family, drafter, at_most, tmp_path
         assert count > 1 or stats == stats_again
 
 
-@pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}, {"num_threads": 2}], ids=str
+)
 def test_rounds_over_other_memory(options, at_most, tmp_path):
     model = build("llama", 3, tmp_path / "model")
     prompts, params = prompts_of(model), mixed_params(3)
@@ -139,6 +142,30 @@ def test_blocks_that_lack_leave_one_round(at_most, tmp_path):
     tokens, _, rounds = outcome(few, prompts, params)
     assert tokens == [output.outputs[0].token_ids for output in expected]
     assert few.engine.loop.scheduler.stats().num_preemptions > 0 and max(rounds) > 1
+
+
+def test_who_waits_gets_blocks_before_rounds_do(at_most, tmp_path, monkeypatch):
+    """A request for whose prompt there is room is admitted at once; rounds that did not come keep nothing."""
+    model = build("llama", 3, tmp_path / "model")
+    prompts = prompts_of(model, 2)
+    at_most(30)
+    wide = opened(model, "draft", tmp_path / "head", max_model_len=48)
+    per_block = wide.engine.layout.total_bytes // wide.engine.layout.groups[0].num_blocks
+    engine = opened(model, "draft", tmp_path / "head", max_model_len=48, kv_cache_bytes=26 * per_block).engine
+    calm, cache = engine.executor.hurry, engine.loop.scheduler.cache
+    monkeypatch.setattr(engine.executor, "hurry", lambda asked: calm(True))
+    engine.loop.submit(engine.intake.request(prompts[0], SamplingParams(temperature=0, max_tokens=38, ignore_eos=True)))
+    for _ in range(3):
+        engine.loop.step()
+    assert engine.loop.journal.spans.read()[1]["num_further"].tolist() == [0, 0, 29]
+    assert cache.num_free_blocks() == (13 - 5,)
+    engine.loop.submit(engine.intake.request(prompts[1], SamplingParams(max_tokens=2)))
+    engine.loop.step()
+    assert len(engine.loop.scheduler.running()) == 2
+    monkeypatch.undo()
+    while engine.loop.step():
+        pass
+    check_cache(cache, {})
 
 
 def test_a_drafter_that_fails_within_a_step_leaves_plain_ones(at_most, tmp_path, monkeypatch):
@@ -220,6 +247,33 @@ def test_lookups_end_where_most_of_a_draft_is_wrong(at_most, tmp_path, monkeypat
     steps, stats = llm.engine.loop.journal.steps.read()[1], llm.engine.loop.scheduler.strategy.drafts()["suffix"]
     assert stats.num_draft_tokens > 3 * stats.num_accepted_tokens
     assert max(steps["num_rounds"]) <= 2
+
+
+def test_nothing_is_planned_ahead_of_drafts_beside_who_was_admitted(tmp_path, monkeypatch):
+    """The control rests where two run, which it has not seen yet, as one of them has a draft in flight."""
+    model = build("llama", 3, tmp_path / "model")
+    options = {"adaptive_speculation": True, "num_speculative_tokens": 4, "num_threads": 2}
+    llm = opened(model, "draft", tmp_path / "head", **options)
+    engine, prompts, params = llm.engine, prompts_of(model, 2), mixed_params(2)
+    plain = LLM(str(model.folder.path), **TINY | MANY)
+    expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
+    found, drafted = {}, False
+    monkeypatch.setattr(DraftControl, "rests", lambda _, count: count > 1)
+    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, room, **__: [2 for _ in survivals])
+
+    def deliver(deltas):
+        for delta in deltas:
+            found.setdefault(delta.request_id, []).extend(delta.token_ids)
+            assert delta.finish is None or delta.finish.error is None
+
+    monkeypatch.setattr(engine.loop, "_deliver", deliver)
+    requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params)]
+    engine.loop.submit(requests[0])
+    while engine.loop.step():
+        if not drafted and engine.loop.scheduler.strategy.drafts()["draft"].num_drafts > 2:
+            drafted = True
+            engine.loop.submit(requests[1])
+    assert drafted and [found[request.request_id] for request in requests] == expected
 
 
 @pytest.mark.parametrize("drafter", ["draft", "eagle"])

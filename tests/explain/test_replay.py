@@ -12,6 +12,7 @@ from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams, SpeculationParams
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.recording import FileRecorder, read_recording
 from ridgeline.explain.lives import life
@@ -57,6 +58,7 @@ RUNS = {
     "priorities": (random_requests(14, 3), {"scheduling_policy": "priority", "kv_cache_bytes": 768 * 32 * 9}),
     "forks": (random_requests(8, 4, n=3, temperature=1), {"kv_cache_bytes": 768 * 32 * 16, "max_num_seqs": 5}),
     "a bound on the time between tokens": (random_requests(12, 5), {"max_itl_s": 0.003, "max_num_seqs": 6}),
+    "penalties": (random_requests(8, 7, presence_penalty=0.5), {"num_threads": 2}),
     "no prefix caching": (random_requests(8, 6), {"enable_prefix_caching": False, "block_size": 16}),
 }
 
@@ -119,6 +121,14 @@ def test_drafts_come_again_as_they_were(tmp_path, name):
     index = np.flatnonzero((accepted["num_rows"] > 2) & (accepted["num_final"] > 1))[0]
     accepted["num_final"][index] -= 1
     assert replay(replace(recording, spans=accepted)).difference
+
+
+def test_steps_that_waited_for_drafts_which_none_verified_wait_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
+    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, room, **__: [0 for _ in survivals])
+    recording = run(tmp_path / "journal", random_requests(6, 2), speculate="auto", num_threads=2, block_size=8)
+    assert (recording.spans["num_rows"] == 1).all()
+    assert replay(recording).difference == ""
 
 
 def test_trees_of_drafts_are_not_replayed(tmp_path):

@@ -133,6 +133,8 @@ class StepCommit:
             self.scheduler.num_final[seq.seq_id] = num_final
         end = min(span.start + num_final, len(seq.token_ids))
         self._commit(seq, end, end - span.start if span.num_optional else 0)
+        if span.num_further:
+            self.cache.truncate(seq.seq_id, end)  # the next step plans for others before it asks again
         for sibling in self._forked(seq) if seq.siblings else ():
             self.scheduler.insert_running(sibling)
             try:

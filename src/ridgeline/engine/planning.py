@@ -107,10 +107,7 @@ class StepDraft:
 
     def place(self, seq: Sequence, span: Span) -> bool:
         """Reserve blocks for `span`, or for its required tokens; False, with nothing changed, where blocks lack."""
-        copies = self.cache.reserve(seq.seq_id, span.end + span.num_further)
-        if copies is None and span.num_further:
-            span = span._replace(num_further=0)
-            copies = self.cache.reserve(seq.seq_id, span.end)
+        copies = self.cache.reserve(seq.seq_id, span.end)
         if copies is None and span.num_optional:
             span = span.required()
             copies = self.cache.reserve(seq.seq_id, span.end)
@@ -149,6 +146,14 @@ class StepDraft:
             seq.cached = cached
         self.admitted.append(Admission(seq.seq_id, cached.num_tokens, cached.reason))
         return None
+
+    def reserve_further(self) -> None:
+        """Reserve blocks for further rounds, now that all else has its own: where some lack them, the step has none."""
+        has_room = not self.admitted
+        for index, (seq, span) in enumerate(self.spans):
+            has_room = has_room and span.num_further > 0
+            has_room = has_room and self.cache.reserve(seq.seq_id, span.end + span.num_further) is not None
+            self.spans[index] = (seq, span if has_room else span._replace(num_further=0))
 
     def rows(
         self, fault: Callable[[Sequence, Exception], None]

@@ -143,6 +143,8 @@ class Scheduler:
         while not draft.spans and len(self.waiting) and self._running and all(seq.waits for seq in self._running):
             self.preempt(self._running[-1])  # who it waits for needs its blocks
             draft.head_waits = self._plan_waiting(draft)
+        if draft.spans and draft.spans[0][1].num_further:
+            draft.reserve_further()
         rows = draft.rows(self.fault)
         if not draft.spans:
             return None

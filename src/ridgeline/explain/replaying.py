@@ -158,7 +158,12 @@ def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:
     return Request(
         request_id=str(seq_id),
         prompt_ids=tokens.prompt(seq_id, int(output["num_prompt"])),
-        params=SamplingParams(temperature=0 if n == 1 else 1, max_tokens=max_tokens, n=n),
+        params=SamplingParams(
+            temperature=0 if n == 1 else 1,
+            max_tokens=max_tokens,
+            n=n,
+            presence_penalty=float(output["needs_history"]),  # nothing is planned ahead of what it counts
+        ),
         arrival_s=float(output["arrival_s"]),
         seed=0,
         max_tokens=max_tokens,
@@ -191,7 +196,8 @@ def replay(journal: Recording | Path | str) -> Replay:
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     lasting = iter(steps["run_s"].tolist())
     executor = PricedExecutor(clock, setup.depth, lambda plan: next(lasting), tokens.sampled)
-    drafts = RecordedDrafts(recording, tokens) if (recording.spans["num_rows"] > 1).any() else None
+    drafted = setup.strategy == "speculative" or (recording.spans["num_rows"] > 1).any()
+    drafts = RecordedDrafts(recording, tokens) if drafted else None
     loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder, drafts)
     loop.scheduler.cap = RecordedSlots(recording)
     requests = recorded_requests(recording, tokens)

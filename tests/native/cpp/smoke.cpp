@@ -19,7 +19,7 @@
 #include "kernels/recurrent/types.h"
 #include "kernels/sample/types.h"
 #include "runtime/isa.h"
-#include "runtime/tape.h"
+#include "runtime/rounds.h"
 
 namespace ridgeline {
 namespace {
@@ -288,6 +288,57 @@ void tape(const KernelTable& kernels, Numbers& numbers, Results& results) {
   results.exact("subnormal numbers in the pool", seen, 3);
 }
 
+// Rounds of drafts of two and of three tokens: by the model that verifies, which is always right, by another one,
+// and by lookups. The likeliest token is the last one, so these find loops.
+void rounds(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kVocab = 50, kWidth = 96, kRounds = 9, kTokens = 7, kBlock = 4, kBlocks = 12;
+  Pool pool(3);
+  const auto& format = kFormats[2];
+  const Packed heads[2] = {{kernels, format, kVocab, kWidth, numbers}, {kernels, format, kVocab, kWidth, numbers}};
+  Tape target(kernels, &pool, false), same(kernels, &pool, false), other(kernels, &pool, false);
+  for (Tape* const tape : {&target, &same, &other}) {
+    Buffer* const x = tape->add_buffer(Rows::tokens, kWidth);
+    tape->add(std::make_unique<Embed>(Table{heads[0].matrix}, Embed::Ids::tokens, 1.0f, x));
+    tape->add(std::make_unique<Linear>(heads[tape == &other].matrix, Norm{}, Epilogue{},
+                                       Linear::Operands{x, nullptr, true, true}, tape->linear_input(), false));
+    tape->need_scratch(kernels.sample.scratch_bytes(kVocab));
+    tape->add(std::make_unique<Sample>(kVocab));
+  }
+  std::vector<int64_t> tables(2 * kBlocks), rows(kTokens);
+  for (size_t i = 0; i < tables.size(); i++) tables[i] = (int64_t)(tables.size() - i);
+  for (int64_t t = 0; t < kTokens; t++) rows[(size_t)t] = t;
+  const std::vector<int64_t> tokens{1, 1, 1, 4, 4, 4, 4}, positions{5, 6, 7, 9, 10, 11, 12}, starts{0, 3};
+  const std::vector<int64_t> lengths{3, 4}, ends{8, 13}, ones{1, 1}, firsts{0, 4}, begins{0, 1}, room{1000, 40};
+  const std::vector<int64_t> slots(kTokens), none(1);
+  std::vector<float> logits(kTokens * 64), own(2 * 64);
+  for (const int kind : {0, 1, 2}) {
+    std::vector<SampleRow> sampled;
+    for (const int64_t t : rows)
+      sampled.push_back({t < 3 || kind == 2 ? 0.0f : 8.0f, 0, 1.0, 0.0, 7, (uint64_t)(t < 3 ? t : t - 3), t, -1});
+    Step step{};
+    step.num_tokens = step.num_rows = step.num_sample_rows = kTokens, step.num_spans = 2;
+    step.token_ids = tokens.data(), step.positions = positions.data(), step.logit_rows = rows.data();
+    step.span_start = starts.data(), step.span_length = lengths.data(), step.kv_length = ends.data();
+    step.bidirectional_block = ones.data(), step.sample_rows = sampled.data();
+    step.logits = logits.data(), step.logits_stride = 64;
+    step.groups = {{slots.data(), tables.data(), kBlocks, firsts.data()}};
+    SuffixIndex texts[2] = {{{1, 2}, 1000, 1}, {{1, 2}, 1000, 1}};
+    for (int i = 0; i < 2; i++) texts[i].extend(std::vector<int32_t>(9, i ? 4 : 1).data(), 9);
+    Tape* const drafting = kind == 2 ? nullptr : kind == 1 ? &other : &same;
+    RoundsDrafter drafter{{&texts[0], &texts[1]}, {0, 4, 0}, drafting, {}, step.groups, begins.data(), 2, own.data(), 64};
+    drafter.chain.block_size = kBlock, drafter.chain.vocab_size = kVocab;
+    std::vector<int64_t> ids(kRounds * kTokens), came(kRounds * kTokens);
+    RoundsOptions options{kRounds, kBlock, room.data(), nullptr, 0, none.data(), nullptr, 0, {}, ids.data(),
+                          came.data()};
+    const RoundsRun run = run_rounds(target, step, drafter, options);
+    const int64_t counts[3] = {run.num_rounds, run.highest_slot, run.drafter_highest_slot};
+    const std::string name = "rounds " + std::to_string(kind);
+    results.exact(name, counts, 3);
+    results.exact(name + ": tokens", ids.data(), run.num_rounds * kTokens);
+    results.exact(name + ": sampled", came.data(), run.num_rounds * kTokens);
+  }
+}
+
 // Two of five experts for each of many tokens and of a single one, by three threads.
 void experts(const KernelTable& kernels, Numbers& numbers, Results& results) {
   constexpr int64_t kExperts = 5, kTopK = 2, kWidth = 96, kSize = 32, kTokens = 40;
@@ -384,6 +435,7 @@ int write(const char* path) {
   recurrent(kernels, numbers, results);
   sample(kernels, numbers, results);
   tape(kernels, numbers, results);
+  rounds(kernels, numbers, results);
   experts(kernels, numbers, results);
   return out.flush() ? 0 : 1;
 }

@@ -112,7 +112,7 @@ class Speculative(Autoregressive):
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
         rests = self._idle > 0 or (self._control is not None and self._control.rests(len(running)))
-        return rests or not self._any_asks(running)
+        return not self._drafts and (rests or not self._any_asks(running))  # which `accept` still asks for
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
