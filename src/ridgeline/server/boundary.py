@@ -21,6 +21,7 @@ COMPUTING_PATHS = frozenset(
     | {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
 )
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/explain/steps"})
+ANTHROPIC_HEADER = "anthropic-version"  # its clients send it, and expect its bodies
 CLIENT_GONE_STATUS = 499
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -38,7 +39,8 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        note = RequestNote(_request_id(headers), anthropic=scope["path"].startswith("/v1/messages"))
+        anthropic = scope["path"].startswith("/v1/messages") or ANTHROPIC_HEADER in headers
+        note = RequestNote(_request_id(headers), anthropic=anthropic)
         scope.setdefault("state", {})["note"] = note
 
         async def send_with_id(message: Message) -> None:
