@@ -1,4 +1,4 @@
-"""Models, in Anthropic's shape too, and the loading and unloading of adapters, as in vLLM."""
+"""List models, in Anthropic's shape too, and load and unload adapters, as in vLLM."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
