@@ -48,6 +48,8 @@ class RequestBoundary:
                 note.status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 headers["x-request-id"] = headers["request-id"] = note.request_id  # OpenAI's name and Anthropic's
+                if note.status in (503, 529) and not self._service.engine.accepting:
+                    headers["connection"] = "close"  # the next connection may lead to another server
             await send(message)
 
         try:
