@@ -45,14 +45,14 @@ def num_prompts(prompt: str | list[str | int | list[int]]) -> int:
     return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
 
 
-def split_prompts(prompt: str | list[str | int | list[int]], service: Service) -> list[Prompt]:
+def split_prompts(prompt: str | list[str | int | list[int]], service: Service, least: int = 0) -> list[Prompt]:
     """Return one prompt per output: a text and a list of ids are one, a list of either is many. Raises RequestError.
 
-    Ids that are too many to be encoded are not all looked at.
+    `least`: so many may always be asked for. Ids that are too many to be encoded are not all looked at.
     """
     if isinstance(prompt, str):
         return [prompt]
-    limit = service.settings.max_prompts
+    limit = max(service.settings.max_prompts, least)
     kinds = set(map(type, prompt[: max(limit, service.info.max_model_len) + 1]))
     if len(kinds) != 1:
         raise RequestError(
