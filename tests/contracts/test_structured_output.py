@@ -36,6 +36,7 @@ PROMPTS = ["def f(x):", "x = {", "import os\n"]
 def valid(kind: str, text: str) -> bool:
     if kind == "json":
         value = json.loads(text)
+        assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text)), "white space, which was not allowed"
         assert set(value) == set(SCHEMA["required"]) and len(value["name"]) <= 12 and value["tags"] == value["tags"][:2]
         return set(value["tags"]) <= {"x", "yy"} and 0 <= value["age"] <= 99
     patterns = {"regex": r"(ab|c){2,5}\.[0-9]{3}", "gbnf": r"[a-f]{2}(,[a-f]{2}){1,3}", "lark": "<[a-z]{2,4}>"}

@@ -103,7 +103,7 @@ CONFLICTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"stream": True, "prompt_logprobs": 1},
         {"stream": True, "echo": True, "logprobs": 1, "prompt_logprobs": 2},
         {"min_tokens": 2},
-        {"echo": True, "max_tokens": 0},
+        {"echo": False, "max_tokens": 0},
         {"messages": []},
         {"input": "a"},
     ),

@@ -5,12 +5,14 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -421,3 +423,33 @@ def test_one_server_has_a_folder(tmp_path: Path):
         Folder(tmp_path)
     folder.close()
     Folder(tmp_path).close()
+
+
+def test_a_download_that_nobody_reads_is_given_up(chat_model: Path, tmp_path: Path) -> None:
+    with serving(new_engine(chat_model), files=str(tmp_path), stall_timeout_s=1.0) as server:
+        with client_of(server.url) as client:
+            file = client.files.create(file=("in.jsonl", b"x" * 20_000_000), purpose="batch")
+        connections = server.server.server_state.connections
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(server._listener.getsockname())
+            reader.sendall(f"GET /v1/files/{file.id}/content HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            assert reader.recv(15) == b"HTTP/1.1 200 OK"
+            eventually(lambda: server.client.get("/health").is_success and len(connections) == 1)  # which asks that
+
+
+def test_the_lines_of_a_batch_are_within_the_limits_of_its_key(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a minute's requests are left to others."""
+    (tmp_path / "keys.toml").write_text('[a]\nkey = "a-key"\nrequests_per_minute = 12\n')
+    keys = {"api_key_file": str(tmp_path / "keys.toml"), "files": str(tmp_path / "files")}
+    monkeypatch.setattr("ridgeline.server.clients.time", SimpleNamespace(monotonic=lambda: 7.0))  # it fills up no more
+    with serving(new_engine(chat_model), **keys) as live, client_of(live.url, "a-key") as client:
+        batch = begin(client, *(line(str(i), max_tokens=1) for i in range(20)))
+        eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed == 5)  # two took its making
+        for _ in range(4):
+            client.completions.create(model="stories-chat", prompt="Once", max_tokens=1)
+        assert client.batches.retrieve(batch.id).request_counts.completed == 5
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        assert ended(client, batch).request_counts.failed == 15

@@ -52,10 +52,17 @@ def test_token_ids_as_input(embedder: LiveServer, expected: list[np.ndarray]):
         np.testing.assert_allclose(vector, expected[0], atol=1e-6)
 
 
+def test_as_many_texts_as_openai_takes(embedder: LiveServer, expected: list[np.ndarray]):
+    data = embedder.post("embeddings", input=[*["a"] * 2047, TEXTS[0]]).json()["data"]
+    assert len(data) == 2048
+    np.testing.assert_allclose(data[-1]["embedding"], expected[0], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         ({"input": []}, "input", "list of token ids"),
+        ({"input": ["a"] * 2049}, "input", "at most 2048"),
         ({"input": ""}, "input", None),
         ({"input": [10**6]}, "input", "token ids must be from 0"),
         ({"input": [1] * 5000}, "input", "context"),

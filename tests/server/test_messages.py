@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anthropic
@@ -158,8 +159,19 @@ def test_thinking_comes_where_it_is_asked_for(client: anthropic.Anthropic):
 
 def test_the_output_follows_a_schema(client: anthropic.Anthropic):
     form = {"type": "json_schema", "schema": tool("f")["input_schema"]}
-    message = ask(client, output_config={"format": form}, max_tokens=100)
-    assert json.loads(message.content[0].text)["n"] in range(10) and message.stop_reason == "end_turn"
+    for asked in ({"output_config": {"format": form}}, {"extra_body": {"output_format": form, "temperature": 0}}):
+        message = ask(client, **asked, max_tokens=100)
+        assert json.loads(message.content[0].text)["n"] in range(10) and message.stop_reason == "end_turn"
+
+
+def test_models_are_listed_as_this_client_knows_them(client: anthropic.Anthropic):
+    (model,) = client.models.list()
+    assert (model.type, model.id, model.display_name) == ("model", "thinker", "thinker")
+    assert client.models.retrieve("thinker").created_at == model.created_at
+    assert datetime.now(UTC) - model.created_at < timedelta(days=1)
+    with pytest.raises(anthropic.NotFoundError) as error:
+        client.models.retrieve("other")
+    assert error.value.body["error"]["type"] == "not_found_error"
 
 
 def test_the_last_message_is_continued(client: anthropic.Anthropic, thinker: LiveServer):

@@ -157,6 +157,8 @@ def test_a_stream_that_nobody_reads_is_held_and_then_given_up(chat_model: Path) 
         with open_request(live, asked):
             eventually(lambda: live.metric("ridgeline_stream_stalls_total") == 1)
             eventually(lambda: Scrape.of(live)("requests_aborted_total", stage="unread") == 1)
+            connections = live.server.server_state.connections
+            eventually(lambda: live.client.get("/health").is_success and len(connections) == 1)  # which asks that
         assert live.complete(prompt="Once", max_tokens=5)["usage"]["completion_tokens"] == 5
         assert live.metric("ridgeline_requests_aborted_total") == live.metric("ridgeline_stream_stalls_total") == 1
 

@@ -134,7 +134,8 @@ def ask(client: openai.OpenAI, **body: object) -> openai.types.responses.Respons
 
 
 def test_text(client: openai.OpenAI):
-    response = ask(client, instructions="Be brief. " * 8, metadata={"a": "b"}, user="u")
+    response = ask(client, instructions="Be brief. " * 8, metadata={"a": "b"}, user="u", text={"verbosity": "low"})
+    assert (response.text.verbosity, response.text.format.type) == ("low", "text")
     (message,) = response.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
     assert response.output_text == message.content[0].text != ""
@@ -174,6 +175,7 @@ def test_tools_there_and_back(client: openai.OpenAI, choice: object):
     response = ask(client, **body)
     (call,) = response.output
     assert (call.type, call.status, response.status) == ("function_call", "completed", "completed")
+    assert [(tool.name, tool.strict) for tool in response.tools] == [(tool["name"], False) for tool in TOOLS]
     assert json.loads(call.arguments) == {} if call.name == "second" else 0 <= json.loads(call.arguments)["n"] <= 9
     result = {
         "type": "function_call_output",

@@ -159,6 +159,17 @@ def test_completion_logprobs_and_echo(live: LiveServer) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
 
 
+def test_an_echo_of_no_tokens_scores_the_prompt(live: LiveServer) -> None:
+    body = {"prompt": [START, "The"], "n": 2, "logprobs": 2, "echo": True, "return_token_ids": True, **GREEDY}
+    more, none = (live.complete(max_tokens=count, **body)["choices"] for count in (1, 0))
+    for one, other in zip(more, none, strict=True):
+        assert (other["text"], other["token_ids"]) == ((START, START, "The", "The")[other["index"]], [])
+        assert other["logprobs"] == {name: values[:-1] for name, values in one["logprobs"].items()}
+    chunks = chunks_of(live, "completions", max_tokens=0, **body)
+    assert sorted(each["text"] for chunk in chunks for each in chunk["choices"]) == [START, START, "The", "The"]
+    assert live.post("completions", prompt=START, max_tokens=0).status_code == 400
+
+
 def test_chat_logprobs_carry_the_bytes_of_the_text(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(
         model="stories-chat",
@@ -230,7 +241,8 @@ def test_neutral_openai_fields_are_taken(live: LiveServer) -> None:
         "store": False,
         "parallel_tool_calls": True,
         "metadata": {"team": "a"},
-        "service_tier": "auto",
+        "service_tier": "fast",
+        "top_logprobs": 0,
         "modalities": ["text"],
         "logit_bias": None,
         "response_format": {"type": "text"},
@@ -242,6 +254,7 @@ def test_neutral_openai_fields_are_taken(live: LiveServer) -> None:
     }
     response = live.post("chat/completions", messages=[{"role": "user", "content": START}], max_tokens=2, **neutral)
     assert response.status_code == 200, response.text
+    assert response.json()["service_tier"] == "default"
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -296,7 +309,12 @@ def test_messages_of_other_servers_are_taken(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
     second = client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "a"}, reply, {"role": "user", "content": parts}],
+        messages=[
+            {"role": "user", "content": "a"},
+            reply,
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "user", "content": parts},
+        ],
         max_tokens=3,
         store=True,
         service_tier="flex",

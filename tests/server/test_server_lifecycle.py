@@ -226,6 +226,10 @@ def test_shutdown_lets_requests_end_and_refuses_new_ones(chat_model: Path) -> No
         begin_shutdown(live)
         refused = httpx.post(f"{live.url}/v1/completions", json=LONG)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        body, host = json.dumps(LONG).encode(), b"Host: a\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(live._listener.getsockname(), PATIENCE_S) as kept:  # in one piece: none is unread
+            kept.sendall(b"POST /v1/completions HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (host, len(body), body))
+            assert b"\r\nconnection: close\r\n" in kept.recv(2**16)
         assert live.client.get("/ready").status_code == 503
         assert live.client.get("/health").status_code == 200
         live.client.close()

@@ -224,3 +224,12 @@ def test_tokens_that_are_no_characters_keep_their_bytes(shared_data: Path) -> No
     assert [offset for piece in pieces for offset in piece.text_offset] == whole.text_offset
     assert whole.top_logprobs is None
     assert TokenNames(None).name(7) == "token_id:7"
+
+
+def test_of_tokens_that_are_spelled_alike_the_likeliest_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `A` and the byte <0x41>: clients compare the chosen token's value with the highest of them."""
+    monkeypatch.setattr(TokenNames, "raw", lambda self, token_id: b"A" if token_id < 3 else b"B")
+    writer = CompletionLogprobsWriter(TokenNames(None), with_top=True, skip_special=True)
+    top = ((1, -0.5), (3, -1.0), (2, -9.0))
+    chosen = [(token, TokenLogprob(token, value, rank, top)) for rank, (token, value) in enumerate(top, 1)]
+    assert writer.write(chosen).top_logprobs == [{"A": -0.5, "B": -1.0}] * 3

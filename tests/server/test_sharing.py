@@ -152,15 +152,26 @@ def test_sighup_reads_the_keys_again(key_file: Path) -> None:
         assert ask(live, "carol-key").status_code == 200
 
 
+def test_sighup_gives_no_key_a_new_allowance(key_file: Path) -> None:
+    with serving(FakeEngine(fake_info()), api_key_file=str(key_file)) as live:
+        assert ask(live, "bob-key", prompt=[1] * 20, max_tokens=1).status_code == 200  # into debt
+        live.server._reload()
+        assert ask(live, "bob-key").status_code == 429
+        key_file.write_text(KEY_FILE.replace("tokens_per_minute = 10", "tokens_per_minute = 11"))
+        live.server._reload()
+        assert ask(live, "bob-key").status_code == 200
+
+
 @pytest.mark.parametrize(
     "text",
     ["[a", "[a]", 'a = "b"', "[a]\nkey = 1", '[a]\nkey = ""', '[a]\nkey = []', '[a]\nkey = "b"\nlimit = 1',
-     '[a]\nkey = "b"\nrequests_per_minute = 0', "\x00"],
+     '[a]\nkey = "b"\nrequests_per_minute = 0', "\x00", '[""]\nkey = "b"', '[a]\nkey = "k"\n[b]\nkey = ["l", "k"]',
+     '[a]\nkey = "root"'],
 )  # fmt: skip
 def test_a_bad_key_file_is_one_line(key_file: Path, text: str) -> None:
     key_file.write_text(text)
     with pytest.raises(ConfigError, match=r"keys\.toml") as error:
-        Keys(None, str(key_file))
+        Keys("root", str(key_file))
     assert "\n" not in str(error.value)
 
 
@@ -173,12 +184,12 @@ def test_an_allowance_fills_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for waited_s, message in ((0, "retry in 1 s"), (0.5, "retry in 1 s")):
         now[0] += waited_s
         with pytest.raises(HTTPException, match=message):
-            allowance.require("tokens")
+            allowance.require("tokens", 0.0)
     now[0] += 0.6
-    allowance.require("tokens")
+    allowance.require("tokens", 0.0)
     allowance.left -= 30
     now[0] += 1000
-    allowance.require("tokens")
+    allowance.require("tokens", 0.0)
     assert allowance.left == 60
 
 

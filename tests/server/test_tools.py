@@ -189,7 +189,10 @@ def test_a_call_that_was_cut_off_may_come_back(thinker: LiveServer):
     ]
     text = thinker.client.post("/tokenize", json={"messages": turns}).raise_for_status().json()
     asked = {"model": "thinker", "max_tokens": 4, "tools": TOOLS}
-    assert thinker.post("chat/completions", messages=turns, **asked).status_code == 200
+    response = thinker.post("chat/completions", messages=turns, **asked)
+    assert response.status_code == 200
+    counted = thinker.client.post("/tokenize", json={"messages": turns, "tools": TOOLS}).raise_for_status().json()
+    assert response.json()["usage"]["prompt_tokens"] == counted["count"] > text["count"]
     assert (
         thinker.client.post("/detokenize", json={"tokens": text["tokens"]}).json()["prompt"].count('<first "{\\"">')
         == 1

@@ -21,6 +21,7 @@ COMPUTING_PATHS = frozenset(
     | {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
 )
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/explain/steps"})
+ANTHROPIC_HEADER = "anthropic-version"  # its clients send it, and expect its bodies
 CLIENT_GONE_STATUS = 499
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -38,7 +39,8 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        note = RequestNote(_request_id(headers), anthropic=scope["path"].startswith("/v1/messages"))
+        anthropic = scope["path"].startswith("/v1/messages") or ANTHROPIC_HEADER in headers
+        note = RequestNote(_request_id(headers), anthropic=anthropic)
         scope.setdefault("state", {})["note"] = note
 
         async def send_with_id(message: Message) -> None:
@@ -46,6 +48,8 @@ class RequestBoundary:
                 note.status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 headers["x-request-id"] = headers["request-id"] = note.request_id  # OpenAI's name and Anthropic's
+                if note.status in (503, 529) and not self._service.engine.accepting:
+                    headers["connection"] = "close"  # the next connection may lead to another server
             await send(message)
 
         try:

@@ -36,17 +36,17 @@ class Allowance:
 
     def __init__(self, per_minute: int) -> None:
         self.left: float = per_minute
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._updated_s = time.monotonic()
 
-    def require(self, what: str) -> None:
-        """Raise HTTPException 429 if nothing is left."""
-        now_s, rate = time.monotonic(), self._per_minute / 60
-        self.left = min(self._per_minute, self.left + (now_s - self._updated_s) * rate)
+    def require(self, what: str, share: float) -> None:
+        """Raise HTTPException 429 if nothing is left, or less than this share."""
+        now_s, rate = time.monotonic(), self.per_minute / 60
+        self.left = min(self.per_minute, self.left + (now_s - self._updated_s) * rate)
         self._updated_s = now_s
-        if self.left < 1:
-            wait_s = math.ceil((1 - self.left) / rate)
-            message = f"this key may use {self._per_minute} {what} a minute; retry in {wait_s} s"
+        if self.left < (least := max(1.0, share * self.per_minute)):
+            wait_s = math.ceil((least - self.left) / rate)
+            message = f"this key may use {self.per_minute} {what} a minute; retry in {wait_s} s"
             raise HTTPException(429, message, {"Retry-After": str(wait_s)})
 
 
@@ -58,10 +58,13 @@ class Client:
     salt: str = ""
     allowances: dict[str, Allowance] = field(default_factory=dict[str, Allowance])  # of requests and tokens
 
-    def begin(self) -> None:
-        """Count a request. Raises HTTPException 429 where that, or a token, is more than the client may use."""
+    def begin(self, share: float = 0.0) -> None:
+        """Count a request. Raises HTTPException 429 where that, or a token, is more than the client may use.
+
+        `share` of both must be left: a batch leaves them to other requests.
+        """
         for what, allowance in self.allowances.items():
-            allowance.require(what)
+            allowance.require(what, share)
         self.use("requests", 1)
 
     def use(self, what: str, number: int) -> None:
@@ -75,16 +78,24 @@ class Keys:
     def __init__(self, api_key: str | None, file: str | None) -> None:
         self._api_key = api_key
         self._file = file
+        self._clients: dict[bytes, Client] = {}
         self.read()
 
     def read(self) -> None:
-        """Read the key file, perhaps again. Raises ConfigError, and changes nothing then."""
+        """Read the key file, perhaps again: what was used up stays so. Raises ConfigError, and changes nothing then."""
         clients = {} if self._api_key is None else {_digest(self._api_key): Client()}
+        before = {client.salt: client.allowances for client in self._clients.values()}
         for name, table in _tables(self._file).items():
+            keys = {_digest(key) for key in ([table.key] if isinstance(table.key, str) else table.key)}
+            if not name or keys & clients.keys():
+                why = f"{name!r} has a key of another" if name else "a client has no name"
+                raise ConfigError(f"the keys in {self._file} cannot be used: {why}")
             per_minute = {"requests": table.requests_per_minute, "tokens": table.tokens_per_minute}
             allowances = {what: Allowance(number) for what, number in per_minute.items() if number is not None}
-            client = Client(_number(f"key {name}"), name, allowances)
-            clients |= {_digest(key): client for key in ([table.key] if isinstance(table.key, str) else table.key)}
+            for what, allowance in before.get(name, {}).items():
+                if what in allowances and allowances[what].per_minute == allowance.per_minute:
+                    allowances[what] = allowance
+            clients |= dict.fromkeys(keys, Client(_number(f"key {name}"), name, allowances))
         self._clients = clients
 
     def client_of(self, key: str, address: str) -> Client | None:

@@ -181,6 +181,11 @@ class Service:
             self.encode(prompt + suffix)
         return self.encode(infill_ids(self.require_tokenizer("suffix"), prompt, suffix))
 
+    def reserve_texts(self, note: RequestNote, num_texts: int) -> None:
+        """Take the slots of texts that are embedded: of many, those of as many as another request may have prompts."""
+        room = self.info.max_num_seqs + self.settings.max_queued_requests
+        self.reserve(note, min(num_texts, self.settings.max_prompts, room))
+
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.
 

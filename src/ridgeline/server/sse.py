@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import FileResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ErrorReply
 
@@ -50,6 +50,15 @@ class WholeResponse(Response):
         for begin in range(0, len(content), PIECE_BYTES):
             end = begin + PIECE_BYTES
             await _write(send, bytes(content[begin:end]), self._stall_timeout_s, more=end < len(content))
+
+
+class FileContent(FileResponse):
+    """Sends a file; a client that reads nothing for `stall_timeout_s` has left: ClientDisconnect."""
+
+    stall_timeout_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, lambda message: _send(send, message, self.stall_timeout_s))
 
 
 class EventStream(Response):
@@ -98,10 +107,15 @@ def _never(data: bytes) -> bool:
 
 
 async def _write(send: Send, data: bytes, stall_timeout_s: float, *, more: bool = True) -> None:
-    """Send a piece of a body. Raises ClientDisconnect where the client has not read what came before."""
+    """Send a piece of a body, as `_send` does."""
+    await _send(send, {"type": "http.response.body", "body": data, "more_body": more}, stall_timeout_s)
+
+
+async def _send(send: Send, message: Message, stall_timeout_s: float) -> None:
+    """Send a message. Raises ClientDisconnect where the client has not read what came before."""
     try:
         async with asyncio.timeout(stall_timeout_s):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send(message)
     except (TimeoutError, OSError) as error:
         raise ClientDisconnect from error
 

@@ -222,6 +222,9 @@ class Connection(HttpToolsProtocol):
             await app(scope, receive, corrected)
         finally:
             del state[WRITE]  # which holds the scope: only the collector would free the request
+        if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
+            cycle.disconnected = True  # its client does not read: an end that waits for that never comes
+            cycle.transport.abort()
 
     def _rest(self) -> None:
         """Read no more of a client that was told to retry, for as long as its turn takes to come."""

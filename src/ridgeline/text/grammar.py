@@ -234,9 +234,9 @@ def _output_text(params: StructuredOutputsParams) -> tuple[str, str]:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if params.json is not None or params.json_object:
+        pattern = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
         options: JsonCompileOptions = {
-            "whitespace_pattern": params.whitespace_pattern or WHITESPACE,
-            "whitespace_flexible": not params.disable_any_whitespace,
+            "whitespace_pattern": "" if params.disable_any_whitespace else pattern,
             "lenient": False,
             "coerce_one_of": False,
         }

@@ -27,7 +27,7 @@ def chat_of(body: PromptFields) -> openai.ChatRequest:
             raise RequestError(f"{name} is not supported; leave it out", param=name, code="unsupported_field")
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     effort = None if body.output_config is None else body.output_config.effort
-    form = None if body.output_config is None else body.output_config.format
+    form = (None if body.output_config is None else body.output_config.format) or body.output_format
     choice = body.tool_choice or ToolChoice(type="auto")
     system = [] if body.system is None else [MessageTurn(role="system", content=body.system)]
     shared = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.openai.protocol import FunctionName, OutputConfig
+from ridgeline.server.openai.protocol import FunctionName, OutputConfig, ResponseFormat
 
 TAKEN = frozenset(  # fields that change nothing here, and need not be named
     ("cache_control", "context_management", "diagnostics", "inference_geo", "metadata", "service_tier", "speed")
@@ -66,6 +66,7 @@ class PromptFields(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = None  # the name in older betas of what output_config has as `format`
     container: Any = None
     mcp_servers: Any = None
 

@@ -14,13 +14,14 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request as HttpRequest
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.server.batch.store import Folder, Stored, StoredFile, new_id
 from ridgeline.server.body import converted, read_chunks
 from ridgeline.server.openai.paging import page
 from ridgeline.server.service import Service, note_of
+from ridgeline.server.sse import FileContent
 
 if TYPE_CHECKING:
     from ridgeline.server.batch.batches import Batches
@@ -80,7 +81,9 @@ async def stored_file(service: Service, http: HttpRequest) -> Response:
         folder.delete(owner, file.id)
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
     if http.url.path.endswith("/content"):
-        return FileResponse(folder.path(file.id), media_type="application/jsonl", filename=file.filename)
+        content = FileContent(folder.path(file.id), media_type="application/jsonl", filename=file.filename)
+        content.stall_timeout_s = service.settings.stall_timeout_s
+        return content
     return Response(msgspec.json.encode(file), media_type="application/json")
 
 

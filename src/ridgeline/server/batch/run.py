@@ -6,11 +6,13 @@ from typing import Any
 
 from msgspec import Raw
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 
 from ridgeline.server.batch.lines import Line, LineResponse, Problem, Result, Work
 from ridgeline.server.clients import Client
 from ridgeline.server.service import RequestNote, Service, new_request_id
 
+SHARE = 0.5  # of what a key may use in a minute, which is left to its other requests
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 30.0  # before a line is tried again that met an engine that was down
 Write = Callable[[Result], Awaitable[None]]
 Report = Callable[[Result, RequestNote], None]
@@ -28,6 +30,7 @@ async def run_lines(
     async def do() -> None:
         for index, line in left:
             note = RequestNote(new_request_id(), client=client)
+            await _allowed(client)
             async with gate:
                 result = await _result(app, line, note, work.result_id(index))
             await write(result)
@@ -40,6 +43,15 @@ async def run_lines(
                 tasks.create_task(do())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+async def _allowed(client: Client) -> None:
+    """Count a line as a request of its client's, once that may have one."""
+    while True:
+        try:
+            return client.begin(SHARE)
+        except HTTPException as refused:
+            await asyncio.sleep(int((refused.headers or {})["Retry-After"]))
 
 
 async def _result(app: Starlette, line: Line | Problem, note: RequestNote, name: str) -> Result:

@@ -109,7 +109,7 @@ def _max_tokens(body: ChatRequest, default: int, room: int) -> int:
 
 def _num_logprobs(body: ChatRequest) -> int | None:
     top = body.top_logprobs
-    if top is not None and not body.logprobs:
+    if top and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     if not 0 <= (top or 0) <= MAX_LOGPROBS:
         raise RequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}", param="top_logprobs")

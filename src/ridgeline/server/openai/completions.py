@@ -45,14 +45,14 @@ def num_prompts(prompt: str | list[str | int | list[int]]) -> int:
     return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
 
 
-def split_prompts(prompt: str | list[str | int | list[int]], service: Service) -> list[Prompt]:
+def split_prompts(prompt: str | list[str | int | list[int]], service: Service, least: int = 0) -> list[Prompt]:
     """Return one prompt per output: a text and a list of ids are one, a list of either is many. Raises RequestError.
 
-    Ids that are too many to be encoded are not all looked at.
+    `least`: so many may always be asked for. Ids that are too many to be encoded are not all looked at.
     """
     if isinstance(prompt, str):
         return [prompt]
-    limit = service.settings.max_prompts
+    limit = max(service.settings.max_prompts, least)
     kinds = set(map(type, prompt[: max(limit, service.info.max_model_len) + 1]))
     if len(kinds) != 1:
         raise RequestError(
@@ -79,7 +79,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         body,
         service,
         n=num_outputs,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=1 if _scores_only(body) else DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=0 if num_outputs > wanted and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
     )
@@ -110,6 +110,11 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     of = service, note, completion_id, model, requests, usage
     reply = Reply(*of, constraint=field_of(body), explains=explains(body, service))
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
+
+
+def _scores_only(body: CompletionRequest) -> bool:
+    """Tell whether only the prompt is asked for; the engine ends no output without a token."""
+    return bool(body.echo) and body.max_tokens == 0
 
 
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
@@ -187,6 +192,7 @@ class _ChoiceWriter:
         self._prompt_ids = request.prompt_ids
         self._scores = scores
         self._echo = None if completion.echoes is None else completion.echoes[prompt]
+        self._scores_only = _scores_only(completion.body)
         self._with_ids = bool(completion.body.return_token_ids)
         self._first = True
         self._logprobs: CompletionLogprobsWriter | None = None
@@ -199,6 +205,8 @@ class _ChoiceWriter:
     ) -> CompletionChoice:
         """Return the next tokens of the output, as choice `number`."""
         first, self._first = self._first, False
+        if self._scores_only:
+            text, token_ids, logprobs = "", (), ()
         tokens: list[tuple[int, TokenLogprob | None]] = list(zip(token_ids, logprobs))
         if first and self._echo is not None:
             text = self._echo + text

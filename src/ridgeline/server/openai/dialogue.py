@@ -18,6 +18,7 @@ from ridgeline.text.tools.forcing import calls_among_text, forced_calls, reasoni
 from ridgeline.text.tools.formats import INSTRUCTIONS
 
 MAX_TOOLS = 128
+_PARTS = ("text", "refusal")  # of an assistant's content; others have the first alone
 _END_OF_TEXT = "\ue000"  # of private use: no template looks for it
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -158,7 +159,7 @@ def _message(message: ChatMessage, where: str, called: dict[str, str], template:
     calls = enumerate(message.tool_calls or ())
     converted: dict[str, object] = {
         "role": role,
-        "content": text_of(message.content or "", f"{where}content"),
+        "content": text_of(message.content or "", f"{where}content", _PARTS if role == "assistant" else _PARTS[:1]),
         "name": message.name or called.get(message.tool_call_id or ""),
         "tool_call_id": message.tool_call_id,
         "tool_calls": [_call(call, f"{where}tool_calls[{i}].", called, template) for i, call in calls] or None,
@@ -192,7 +193,7 @@ def text_of(content: str | list[dict[str, Any]], where: str, kinds: Sequence[str
         return content
     texts: list[str] = []
     for part in content:
-        text = part.get("text")
+        text = part.get("refusal" if part.get("type") == "refusal" else "text")
         if part.get("type") not in kinds:
             kind = str(part.get("type"))[:40]
             raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)

@@ -20,6 +20,8 @@ from ridgeline.server.openai.completions import num_prompts, split_prompts
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import while_connected
 
+MAX_TEXTS = 2048  # of a request, as OpenAI has it
+
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/embeddings. `dimensions`: this many of the first ones, for models that were trained for it."""
@@ -38,19 +40,27 @@ async def create_embedding(service: Service, http: HttpRequest, body: EmbeddingR
         raise RequestError("this model classifies texts: use /classify, /v1/score or /v1/rerank", param="model")
     if body.dimensions is not None and body.dimensions < 1:
         raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
-    vectors = await embedded(service, http, body.input, body.priority, "input")
+    vectors = await embedded(service, http, body.input, body.priority, "input", MAX_TEXTS)
     model, num_tokens = service.require_model(body.model), note_of(http).prompt_tokens
     return Response(await asyncio.to_thread(_write, body, model, vectors, num_tokens), media_type="application/json")
 
 
 async def embedded(
-    service: Service, http: HttpRequest, prompts: str | list[str | int | list[int]], priority: int | None, field: str
+    service: Service,
+    http: HttpRequest,
+    prompts: str | list[str | int | list[int]],
+    priority: int | None,
+    field: str,
+    least: int = 0,
 ) -> list[Vectors]:
-    """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps."""
-    service.reserve(note_of(http), num_prompts(prompts))
+    """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps.
+
+    `least`: so many may always be asked for.
+    """
+    service.reserve_texts(note_of(http), num_prompts(prompts))
 
     def encoded() -> list[list[int]]:
-        return [service.encode(text) for text in split_prompts(prompts, service)]
+        return [service.encode(text) for text in split_prompts(prompts, service, least)]
 
     return await pooled(service, http, encoded, priority, field)
 

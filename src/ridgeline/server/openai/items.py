@@ -20,7 +20,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {  # of each type of items
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
 }
-_TEXTS = ("input_text", "output_text", "reasoning_text", "text")
+_TEXTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 
 
 class Item(msgspec.Struct, kw_only=True):

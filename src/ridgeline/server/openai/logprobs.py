@@ -101,6 +101,6 @@ class CompletionLogprobsWriter:
         return self._skip_special and token_id in self._names.special_ids
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """Return the likely tokens and, like OpenAI, the chosen one if it is not among them."""
-        pairs = (*entry.top, (entry.token_id, entry.logprob))
+        """Return the likely tokens and, like OpenAI, the chosen one; the likeliest of those that are spelled alike."""
+        pairs = sorted((*entry.top, (entry.token_id, entry.logprob)), key=lambda pair: pair[1])
         return {self._names.name(token_id): max(value, LOWEST) for token_id, value in pairs}

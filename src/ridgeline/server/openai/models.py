@@ -1,6 +1,7 @@
-"""GET /v1/models and /v1/models/{id}; /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM."""
+"""List models, in Anthropic's shape too, and load and unload adapters, as in vLLM."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -28,12 +29,15 @@ class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 async def list_models(service: Service, http: Request) -> Response:
     """List every name under which the model is served."""
-    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.model_names]})
+    names = service.model_names
+    data = [_model(service, http, name) for name in names]
+    paged = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JSONResponse({"data": data, **(paged if note_of(http).anthropic else {"object": "list"})})
 
 
 async def retrieve_model(service: Service, http: Request) -> Response:
     """Return one of the served models. Raises ModelNotFoundError."""
-    return JSONResponse(_model(service, service.require_model(str(http.path_params["model_id"]))))
+    return JSONResponse(_model(service, http, service.require_model(str(http.path_params["model_id"]))))
 
 
 async def change_adapters(service: Service, http: Request, body: LoadAdapterRequest | UnloadAdapterRequest) -> Response:
@@ -53,8 +57,11 @@ async def change_adapters(service: Service, http: Request, body: LoadAdapterRequ
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-def _model(service: Service, name: str) -> Mapping[str, object]:
+def _model(service: Service, http: Request, name: str) -> Mapping[str, object]:
     """Describe a served model; `max_model_len` is an extension, and `quality` where that was measured."""
+    if note_of(http).anthropic:
+        created = datetime.fromtimestamp(service.created_unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"type": "model", "id": name, "display_name": name, "created_at": created}
     about = {"id": name, "object": "model", "created": service.created_unix_s, "owned_by": "ridgeline"}
     quality = service.info.choices.get("quality")
     measured = {} if quality is None else {"quality": f"{quality.value} {quality.reason}"}

@@ -71,7 +71,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     NEUTRAL: ClassVar[Neutral] = {
         "store": (False, True),
-        "service_tier": ("auto", "default", "flex", "scale", "priority"),
+        "service_tier": ("auto", "default", "flex", "scale", "priority", "fast"),
     }
 
     model: str | None = None
@@ -322,6 +322,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: Sequence[Choice]
+    service_tier: str | UnsetType = UNSET
     usage: UsageBody | UnsetType | None = UNSET
     explain: msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -131,6 +131,7 @@ class Reply:
             created=self.created_unix_s,
             model=self.model,
             choices=choices,
+            service_tier=UNSET if kind == "text_completion" else "default",
             usage=usage,
             explain=self.note.explained,
         )

@@ -39,16 +39,19 @@ _KINDS: Mapping[str, tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = { 
     "call": ("function_call", "fc", {}, {"type": "function_call_arguments"}),
 }
 _WORDS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+_PARTS: Mapping[str, Mapping[str, object]] = {
+    "reasoning": {"effort": None, "summary": None},
+    "text": {"format": {"type": "text"}},
+}
 _REPEATED: Mapping[str, object] = {  # in a response; here with what is meant where the request does not say
     **dict.fromkeys(("instructions", "max_output_tokens", "previous_response_id", "user")),
     "metadata": {},
     "parallel_tool_calls": True,
-    "reasoning": {"effort": None, "summary": None},
     "store": True,
-    "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "truncation": "disabled",
+    **_PARTS,
 }
 
 
@@ -228,6 +231,9 @@ class _Response:
         """Write the response as it is now, with what was asked for; return the event that tells of it."""
         reply, params = self.reply, self.reply.requests[0].params
         asked = {key: value for key, value in self.values.items() if key in _REPEATED and value is not None}
+        asked |= {key: {**part, **asked[key]} for key, part in _PARTS.items() if key in asked}
+        if tools := asked.get("tools"):
+            asked["tools"] = [{"strict": False, "parameters": None, **tool} for tool in tools]
         about = {"id": reply.response_id, "object": "response", "created_at": reply.created_unix_s}
         sampled = {"model": reply.model, "temperature": params.temperature, "top_p": params.top_p}
         ending = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ridgeline.core.errors import RequestError
 from ridgeline.server.openai.dialogue import rendered
-from ridgeline.server.openai.protocol import ChatMessage
+from ridgeline.server.openai.protocol import ChatMessage, Tool
 from ridgeline.server.service import Service
 
 
@@ -21,7 +21,9 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     content: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
+    tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -66,7 +68,9 @@ def _tokens(service: Service, body: TokenizeRequest) -> bytes:
         raise RequestError(f"give one of prompt and messages, got {' and '.join(given) or 'none'}", param="prompt")
     tokenizer = service.require_tokenizer("prompt")
     if body.messages is not None:
-        text = rendered(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        tools = [msgspec.to_builtins(tool) for tool in body.tools or ()] or None
+        of = body.add_generation_prompt, body.chat_template_kwargs, tools, body.continue_final_message
+        text = rendered(service, body.messages, *of)
         special = bool(body.add_special_tokens)
     else:
         text = body.prompt if body.prompt is not None else str(body.content)
