@@ -21,6 +21,8 @@ class AllowedIds:
         xp, place = array_namespace(logits_RV), device(logits_RV)
         for i, row in enumerate(rows):
             if self.uses(row):
-                others_V = ~np.isin(np.arange(logits_RV.shape[1]), row.params.allowed_token_ids)
-                logits_RV[i, :][xp.asarray(others_V, device=place)] = -math.inf
+                ids_A = xp.asarray(np.array(row.params.allowed_token_ids), device=place)
+                allowed_A = xp.take(logits_RV[i, :], ids_A)
+                logits_RV[i, :] = -math.inf
+                logits_RV[i, ids_A] = allowed_A
         return logits_RV
