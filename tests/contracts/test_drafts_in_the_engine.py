@@ -76,6 +76,7 @@ def with_drafts(llm, monkeypatch, generate):
         {"temperature": 0},
         {"temperature": 0.8, "seed": 5},
         {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {300: 3.0}, "min_tokens": 30},
+        {"temperature": 0, "allowed_token_ids": range(3, 300), "bad_words": [" and", "was a"]},
         {"temperature": 0, "logprobs": 3},
         {"temperature": 0, "n": 3},
         {"temperature": 0, "stop": " and"},

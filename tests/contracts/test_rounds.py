@@ -109,7 +109,7 @@ def test_what_a_round_cannot_sample_is_a_step_of_one(at_most, tmp_path):
     at_most(8)
     llm = opened(model, "draft", tmp_path / "head")
     plain = LLM(str(model.folder.path), **TINY | MANY)
-    for others in ({"logprobs": 2}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}):
+    for others in ({"logprobs": 2}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [3, 9]}):
         params = mixed_params(3, **others)
         expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
         tokens, _, rounds = outcome(llm, prompts, params)

@@ -39,9 +39,14 @@ def edited(logits_V, row):
     x_V, params = np.array(logits_V, dtype=np.float64), row.params
     if row.allowed is not None:
         x_V[[not int(row.allowed[i // 64]) >> i % 64 & 1 for i in range(len(x_V))]] = -np.inf
+    if params.allowed_token_ids:
+        x_V[[i for i in range(len(x_V)) if i not in params.allowed_token_ids]] = -np.inf
     for token_id, bias in params.logit_bias.items():
         x_V[token_id] += bias
     x_V[list(row.banned_ids)] = -np.inf
+    for word in params.bad_word_ids:
+        if [*row.output_ids, word[-1]][-len(word) :] == list(word):
+            x_V[word[-1]] = -np.inf
     if row.num_output < params.min_tokens:
         x_V[[*row.stop_ids, *params.stop_token_ids]] = -np.inf
     for token_id in {*row.prompt_ids, *row.output_ids}:

@@ -110,3 +110,41 @@ def test_a_bias_by_text_is_one_on_each_of_its_tokens(live: LiveServer):
         for bias in ({"dog and": 50}, {str(token_id): 50 for token_id in ids})
     ]
     assert said[0] == said[1]
+
+
+def test_tokens_are_excluded_and_prompts_cut_as_in_vllm(live: LiveServer):
+    tokenizer = live.engine.tokenizer
+    greedy = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+
+    def choice(**body: object) -> dict:
+        return live.complete(**{**greedy, **body})["choices"][0]
+
+    assert set(choice(allowed_token_ids=[300, 301])["token_ids"]) <= {300, 301}
+    plain = choice()["token_ids"]
+    single, pair = tokenizer.decode(plain[1:2]), tokenizer.decode(plain[1:3])
+    without = choice(bad_words=[single])["token_ids"]
+    assert without[0] == plain[0] and plain[1] not in without
+    changed = choice(bad_words=[pair])["token_ids"]
+    assert changed[:2] == plain[:2] and changed[2] != plain[2]
+    prompt_ids = tokenizer.encode(greedy["prompt"])
+    cut = choice(truncate_prompt_tokens=2, echo=True)
+    assert cut["prompt_token_ids"] == prompt_ids[-2:] and cut["text"].startswith(tokenizer.decode(prompt_ids[-2:]))
+    assert choice(truncate_prompt_tokens=-1)["token_ids"] == plain
+    room = live.engine.info().max_model_len
+    assert len(choice(prompt=[5] * (room + 9), truncate_prompt_tokens=-1)["prompt_token_ids"]) == room - 8
+    named = choice(return_tokens_as_token_ids=True, logprobs=1)
+    assert named["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in plain]
+    chat = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 2, "logprobs": True}
+    reply = live.post("chat/completions", **chat, return_tokens_as_token_ids=True, truncate_prompt_tokens=1).json()
+    assert reply["usage"]["prompt_tokens"] == 1
+    assert reply["choices"][0]["logprobs"]["content"][0]["token"].startswith("token_id:")
+    for field, value in {
+        "allowed_token_ids": [], "bad_words": [""], "truncate_prompt_tokens": 0,
+    }.items():  # fmt: skip
+        refused = live.post("completions", **greedy, **{field: value})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+    refused = live.post("completions", **greedy, allowed_token_ids=[10**6])
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "allowed_token_ids"
+    eos = next(iter(live.engine.info().generation.eos_token_ids))
+    refused = live.post("completions", **{**greedy, "max_tokens": 4}, allowed_token_ids=[eos], min_tokens=2)
+    assert refused.status_code == 400 and "leave none to be sampled" in refused.json()["error"]["message"]

@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_IDS = 4096
+MAX_BAD_WORDS = 128
 MAX_BIAS = 100.0
 MAX_BLOCK_LENGTH = 1024
 MAX_DRAFT_TOKENS = 64
@@ -142,6 +144,8 @@ class SamplingParams:
         help=f"Add {-MAX_BIAS:g} to {MAX_BIAS:g} to the logit of a token id; may be given several times.",
         metavar="ID=BIAS",
     )
+    allowed_token_ids: Sequence[int] = option((), "Sample these token ids alone; may be given several times.")
+    bad_words: Sequence[str] = option((), "Never write this text as its own tokens; may be given several times.")
     seed: int | None = option(None, "Seed of sampling, to repeat an output.", low=-(2**63), high=2**64 - 1)
     n: int = option(1, "Number of outputs to generate from the prompt.", low=1, high=MAX_N)
     stop: str | Sequence[str] = option((), "End the output before this text; may be given several times.")
@@ -157,11 +161,14 @@ class SamplingParams:
     diffusion: DiffusionParams | None = None  # None: the defaults; only for masked diffusion models
     speculation: SpeculationParams | None = None  # None: what the engine does
     structured_outputs: StructuredOutputsParams | None = None  # None: any text
+    bad_word_ids: Sequence[Sequence[int]] = ()  # the tokens of `bad_words`, in each way that they are written
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "bad_word_ids", tuple(map(tuple, self.bad_word_ids)))
         _check(self)
         least, most = self.min_tokens, self.max_tokens
         if most is not None and least > most:
@@ -175,10 +182,16 @@ class SamplingParams:
         for text in stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise RequestError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise RequestError(f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids", param="stop_token_ids")
-        for token_id in self.stop_token_ids:
-            _check_token_id("stop_token_ids", token_id)
+        for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("allowed_token_ids", MAX_ALLOWED_IDS)):
+            if len(getattr(self, name)) > most:
+                raise RequestError(f"at most {most} {name}", param=name)
+            for token_id in getattr(self, name):
+                _check_token_id(name, token_id)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}", param="bad_words")
+        for text in self.bad_words:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise RequestError(f"a bad word must have 1 to {MAX_STOP_CHARS} characters", param="bad_words")
 
     def _check_bias(self) -> None:
         if (count := len(self.logit_bias)) > MAX_LOGIT_BIAS:
@@ -202,12 +215,13 @@ class SamplingParams:
     @property
     def takes_largest(self) -> bool:
         """True when each token is the one of the largest logit, of those that may follow."""
-        return self.greedy and not (self.logit_bias or self.needs_history or self.min_tokens)
+        return self.greedy and not (self.logit_bias or self.allowed_token_ids or self.needs_history or self.min_tokens)
 
     @property
     def needs_history(self) -> bool:
         """True when deciding a token takes the tokens before it."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        penalized = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalized or bool(self.bad_words)
 
 
 PoolingKind = Literal["last", "mean", "first"]

@@ -4,8 +4,10 @@ may sample within the step, and after it, for the tokens.
 Every SampleRow goes through this one order, whatever else is in the batch:
 
     05 allowed              tokens that the output's grammar does not allow get -inf
+    07 allowed_ids          tokens that are none of the request's allowed_token_ids get -inf
     10 logit_bias           add the request's bias
     15 banned_ids           the ids that the strategy forbids, as the mask of a diffusion model, get -inf
+    17 bad_words            the token that would complete one of the request's bad words gets -inf
     20 min_tokens           while num_output < min_tokens, the stop ids get -inf
     30 repetition           tokens of prompt and output: logit / penalty if above 0, else logit * penalty
     40 presence_frequency   tokens of the output: logit - frequency_penalty * count - presence_penalty
@@ -21,7 +23,7 @@ and min_p keep the order of the tokens, so top_k gives the same set before them,
 instead of the whole vocabulary. Ties go to the lower token id everywhere. Reported log-probabilities are of the raw
 model distribution, before any of this.
 
-Rows that need none of 10 to 40 are sampled by a backend that can, in the same order and by the same rule
+Rows that need none of 07 to 40 are sampled by a backend that can, in the same order and by the same rule
 (native/kernels/sample/sample.h): the same tokens but where the last bit of exp decides.
 
 A token depends on its logits, parameters, `seed` and `num_output` only: not on the batch, its order, chunking or

@@ -16,6 +16,8 @@ from ridgeline.engine.request import DecodeEvent, FinishReason, PromptLogprobsEv
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
 
+NONE_LEFT = "allowed_token_ids, bad_words and what else excludes tokens leave none to be sampled; exclude less"
+
 
 def compute_masks(scheduler: "Scheduler") -> None:
     """Find out what the oldest plan in flight may sample by the grammars, now that all before it is taken in; where a
@@ -68,7 +70,7 @@ class StepCommit:
                 if not seq.num_computed:
                     continue  # it failed when another ended
                 if token.error is not None:
-                    self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
+                    self._end_without_token(seq, token.error)
                     continue
                 ends = self._append(seq, token)
                 self._commit(seq, seq.num_computed + 1)
@@ -215,6 +217,13 @@ class StepCommit:
             if token.error is not None:
                 for sibling in tuple(seq.siblings):
                     self._end_if_broken(sibling, sampled[sibling.seq_id], sampled)
-                self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
+                self._end_without_token(seq, token.error)
                 return True
         return False
+
+    def _end_without_token(self, seq: Sequence, error: str) -> None:
+        params = seq.request.params
+        if params.allowed_token_ids or params.bad_words:
+            self.scheduler.end(seq, FinishReason.REFUSED, error=NONE_LEFT)
+        else:
+            self.scheduler.end(seq, FinishReason.ERROR, error=error)

@@ -89,6 +89,7 @@ class Intake:
             raise RequestError("this model was loaded to embed: load it without task=embed to generate", param="task")
         self._check(params)
         self._check_diffusion(len(prompt_ids), params)
+        params = replace(params, bad_word_ids=self._bad_word_ids(params.bad_words)) if params.bad_words else params
         number_of_adapter = self._number_of(adapter)
         room = self.info.max_model_len - len(prompt_ids)
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
@@ -173,6 +174,20 @@ class Intake:
             raise RequestError("a prediction needs a tokenizer, which this model lacks", param="prediction")
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)[: self.info.max_model_len])
 
+    def _bad_word_ids(self, words: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return the tokens of texts as a text begins with them and, where it is another token, behind a space."""
+        if self.tokenizer is None:
+            raise RequestError("bad_words need a tokenizer, which this model lacks", param="bad_words")
+        found: list[Sequence[int]] = []
+        for word in words:
+            alone, behind = (
+                tuple(self.tokenizer.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
+            )
+            found += [alone] * bool(alone)
+            if behind and len(behind) == len(alone) and behind[0] != alone[0]:
+                found.append(behind)
+        return tuple(found)
+
     def _ids_of(self, tokens: Sequence[str]) -> frozenset[int]:
         if self.tokenizer is None:
             return frozenset()
@@ -200,7 +215,8 @@ class Intake:
                 lacks if self.tokenizer is None else "is for models that decode left to right; this one fills in masks"
             )
             raise RequestError(f"structured output {why}", param="structured_outputs")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            ids = getattr(params, name)
             if ids and max(ids) >= vocab_size:
                 raise RequestError(f"{name}: token ids must be below {vocab_size}, got {max(ids)}", param=name)
 
@@ -213,6 +229,8 @@ class Intake:
             return
         if params.prompt_logprobs is not None:
             raise RequestError("a masked diffusion model has no prompt_logprobs", param="prompt_logprobs")
+        if params.bad_words:
+            raise RequestError("bad_words are for models that decode left to right", param="bad_words")
         block_length = (params.diffusion or DiffusionParams()).block_length
         for what, needed in (("prompt", num_prompt), ("pair of blocks", 2 * block_length)):
             if needed > room:

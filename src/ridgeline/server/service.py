@@ -154,13 +154,15 @@ class Service:
             raise RequestError(f"{field} needs a tokenizer, which this model lacks", param=field)
         return self.tokenizer
 
-    def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool = True, last: int | None = None) -> list[int]:
+        """Return token ids, at most the `last`. Raises RequestError; ContextLengthError for what cannot fit, unread."""
         most = f"{self.info.max_model_len} tokens"
+        prompt = prompt if last is None or isinstance(prompt, str) else prompt[-last:]
         if len(prompt) > (self._max_prompt_chars if isinstance(prompt, str) else self.info.max_model_len):
             most += f", at most {self._max_prompt_chars} characters" if isinstance(prompt, str) else ""
             raise ContextLengthError(f"this model's maximum context length is {most}; the prompt has {len(prompt)}")
-        return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
+        ids = self.intake.encode(prompt, add_special_tokens=add_special_tokens)
+        return ids if last is None else ids[-last:]
 
     async def require_grammar(self, asked: StructuredOutputsParams) -> None:
         """Raise RequestError for a grammar that cannot be compiled within its time."""

@@ -235,7 +235,8 @@ class DraftModel:
     def _own_params(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters of drafts: the target's parameters, as far as they concern common tokens."""
         bias = {token: value for token, value in params.logit_bias.items() if token < self._companion.vocab_size}
-        return replace(params, logprobs=None, prompt_logprobs=None, logit_bias=bias)
+        allowed = [token for token in params.allowed_token_ids if token < self._companion.vocab_size]
+        return replace(params, logprobs=None, prompt_logprobs=None, logit_bias=bias, allowed_token_ids=allowed)
 
     def _knows(self, view: SequenceView, num_checked: int) -> bool:
         """Tell whether the tokens from `num_checked` on are in the common vocabulary, and remember if not."""

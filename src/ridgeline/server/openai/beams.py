@@ -15,7 +15,7 @@ def beam_penalty(fields: SamplingFields, params: SamplingParams) -> float | None
         return None
     plain = SamplingParams()
     others = ("stop_strings", "structured_outputs", "logit_bias", "presence_penalty", "frequency_penalty")
-    others = (*others, "repetition_penalty", "prompt_logprobs")
+    others = (*others, "repetition_penalty", "prompt_logprobs", "allowed_token_ids", "bad_words")
     unlike = [name for name in others if getattr(params, name) != getattr(plain, name)]
     for what in ["stream"] * bool(fields.stream) + unlike[:1]:
         raise RequestError(f"use_beam_search goes without {what}: leave one of them out", param="use_beam_search")

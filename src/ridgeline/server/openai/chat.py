@@ -18,7 +18,14 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.server.openai.beams import beam_penalty
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
-from ridgeline.server.openai.fields import explains, refuse_unsupported, sampling_params, usage_chunks, with_parameters
+from ridgeline.server.openai.fields import (
+    explains,
+    max_prompt_tokens,
+    refuse_unsupported,
+    sampling_params,
+    usage_chunks,
+    with_parameters,
+)
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     AssistantMessage,
@@ -56,7 +63,7 @@ def _prepare(service: Service, note: RequestNote, body: ChatRequest) -> "_Chat":
         most = min(most, service.settings.max_response_logprobs // ((body.n or 1) * (1 + num_logprobs)))
     max_tokens = partial(_max_tokens, body, most)
     reply = prepared(service, note, body, f"chatcmpl-{uuid.uuid4().hex}", max_tokens)
-    return _Chat(reply, body, TokenNames(service.tokenizer))
+    return _Chat(reply, body, TokenNames(service.tokenizer, as_ids=body.return_tokens_as_token_ids))
 
 
 def prepared(
@@ -68,7 +75,8 @@ def prepared(
     usage = usage_chunks(body)
     own, named = structured_outputs(body), field_of(body)
     dialogue = dialogue_of(service, body, constrained=own is not None)
-    prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
+    last = max_prompt_tokens(body, service, body.max_completion_tokens or body.max_tokens)
+    prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False, last=last)
     params = sampling_params(
         body,
         service,

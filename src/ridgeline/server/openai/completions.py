@@ -20,7 +20,14 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.openai.beams import beam_penalty
-from ridgeline.server.openai.fields import explains, refuse_unsupported, sampling_params, usage_chunks, with_parameters
+from ridgeline.server.openai.fields import (
+    explains,
+    max_prompt_tokens,
+    refuse_unsupported,
+    sampling_params,
+    usage_chunks,
+    with_parameters,
+)
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
 from ridgeline.server.openai.reply import Reply, end, respond
@@ -88,12 +95,15 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs", param="n"
         )
+    last = max_prompt_tokens(body, service, params.max_tokens)
+    if body.suffix and last is not None:
+        raise RequestError("truncate_prompt_tokens goes without suffix", param="truncate_prompt_tokens")
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     try:
         with blamed_on(field_of(body)):
             requests = [
                 service.intake.request(
-                    service.encode_between(prompt, body.suffix) if body.suffix else service.encode(prompt),
+                    service.encode_between(prompt, body.suffix) if body.suffix else service.encode(prompt, last=last),
                     params,
                     request_id=f"{completion_id}-{index}",
                     priority=body.priority or 0,
@@ -104,12 +114,13 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
             ]
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
-    echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
+    echoed = zip(prompts, requests) if body.echo else ()
+    echoes = [_echo(service, *each, cut=last is not None) for each in echoed] if body.echo else None
     if (penalty := beam_penalty(body, params)) is not None:
         requests = [replace(request, length_penalty=penalty) for request in requests]
     of = service, note, completion_id, model, requests, usage
     reply = Reply(*of, constraint=field_of(body), explains=explains(body, service))
-    return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
+    return _Completion(reply, body, echoes, TokenNames(service.tokenizer, as_ids=body.return_tokens_as_token_ids))
 
 
 def _scores_only(body: CompletionRequest) -> bool:
@@ -117,10 +128,11 @@ def _scores_only(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.max_tokens == 0
 
 
-def _echo(service: Service, prompt: Prompt, request: Request) -> str:
-    if isinstance(prompt, str):
+def _echo(service: Service, prompt: Prompt, request: Request, *, cut: bool) -> str:
+    if isinstance(prompt, str) and not cut:
         return prompt
-    return service.require_tokenizer("echo").decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
+    skip = request.params.skip_special_tokens
+    return service.require_tokenizer("echo").decode(request.prompt_ids, skip_special_tokens=skip)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ def sampling_params(fields: SamplingFields, service: Service, **own: int | None)
     """Return `own`, else what fields say, else generation_config.json, else the API. Raises RequestError."""
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
+    if given["allowed_token_ids"] == []:
+        raise RequestError("allowed_token_ids is empty: nothing could be sampled", param="allowed_token_ids")
     given |= {**own, "logit_bias": _biases(values["logit_bias"] or {}, service.tokenizer)}
     for name, params in (("diffusion", DiffusionParams), ("speculation", SpeculationParams)):
         if (part := values[name]) is not None:
@@ -59,6 +61,15 @@ def sampling_params(fields: SamplingFields, service: Service, **own: int | None)
             given[name] = params(**{key: value for key, value in fields_given if value is not None})
     given["structured_outputs"] = structured_outputs(fields)
     return default_params(service.info.generation, **given)
+
+
+def max_prompt_tokens(fields: SamplingFields, service: Service, max_tokens: int | None) -> int | None:
+    """Return how many tokens a prompt may have, of which the last remain; None: no bound. -1: as there is room for."""
+    most, asked = service.info.max_model_len, fields.truncate_prompt_tokens
+    if asked is not None and (asked == 0 or asked > most):
+        problem = f"truncate_prompt_tokens must be -1, or from 1 to {most}; got {asked}"
+        raise RequestError(problem, param="truncate_prompt_tokens")
+    return max(1, most - (max_tokens or 1)) if asked == -1 else asked
 
 
 def explains(fields: SamplingFields, service: Service) -> bool:

@@ -15,10 +15,11 @@ LOWEST = -9999.0  # what OpenAI writes for a token that cannot be chosen; JSON h
 
 
 class TokenNames:
-    """Spells tokens; without a tokenizer, "token_id:17"."""
+    """Spells tokens; without a tokenizer, or `as_ids`, "token_id:17"."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool | None = None) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
         self.special_ids = frozenset[int]() if tokenizer is None else tokenizer.special_ids  # a text may lack them
 
     def raw(self, token_id: int) -> bytes:
@@ -27,7 +28,7 @@ class TokenNames:
 
     def name(self, token_id: int) -> str:
         raw = self.raw(token_id)
-        if not raw:
+        if not raw or self._as_ids:
             return f"token_id:{token_id}"
         try:
             return raw.decode()

@@ -83,6 +83,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, msgspec.Meta(ge=-10, le=10)] | None = None
     response_format: ResponseFormat | None = None
