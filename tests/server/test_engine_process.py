@@ -213,18 +213,18 @@ def test_a_process_that_hangs_while_it_loads_is_ended_and_another_one_starts(
 
     def started(self: link.Link, config: EngineConfig) -> None:
         start(self, config)
-        if not stopped:
-            stopped.append(self.process.pid)
+        if stopped:
+            live.engine._max_load_s = PATIENCE_S
+        else:
             os.kill(self.process.pid, signal.SIGSTOP)
+            stopped.append(self.process.pid)
 
     with serving(ProcessEngine(CONFIG)) as live:
         live.engine._max_load_s = 3.0
         monkeypatch.setattr(link.Link, "__init__", started)
         kill(live)
         eventually(lambda: bool(stopped))
-        live.engine._max_load_s = PATIENCE_S if live.engine.process_id not in stopped else 3.0
         eventually(lambda: live.engine.process_id not in (None, *stopped))
-        live.engine._max_load_s = PATIENCE_S
         eventually(lambda: ready(live))
         assert "it has not loaded for 3 s" in caplog.text
         assert live.engine.stats().num_restarts == 2
