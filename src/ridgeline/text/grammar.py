@@ -57,9 +57,12 @@ class GrammarState:
 
     def prepare(self) -> None:
         """Write `allowed`: `mask`, or that all tokens are, where `allows` will look at the one that is sampled."""
+        if not self.guesses:
+            self.mask()
+            return
         # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
         expected = self._few_behind.get(self._last, 0)
-        may_look = self.guesses and not (self._num_masked or self._is_current or expected)
+        may_look = not (self._num_masked or self._is_current or expected)
         self._looks = may_look and not self._matcher.compute_ff_tokens()
         if not self._looks:
             self.mask()
