@@ -142,7 +142,8 @@ class GrammarState:
             raise self._error
         self._consume(token_id)
         self._is_current, self._last = False, token_id
-        self._num_masked = max(0, self._num_masked - 1)
+        if self._num_masked:
+            self._num_masked -= 1
         if is_stopped := self._matcher.is_stopped():
             self._require_sound()  # one that gave up is stopped too
         return is_stopped
