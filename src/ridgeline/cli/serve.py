@@ -111,7 +111,7 @@ def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.sock
 
     # Until `run` takes them: what SIGHUP reads again is read later, and a container's process 1 would not end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with long_lived_imports():
         if settings.engine_process:
             from ridgeline.engine.process.client import ProcessEngine as Engine
