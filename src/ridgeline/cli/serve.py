@@ -68,8 +68,8 @@ def serve(
     """Serve a model over an OpenAI-compatible HTTP API.
 
     Ends on SIGTERM or Ctrl-C, when the open requests have ended; a second one ends it at once. Exit codes: 0, 1 for
-    requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used, 5
-    for an engine that died or hangs.
+    requests cut off by the shutdown timeout and a lack of memory, 2 for options, 3 for model files, 4 for an address
+    that cannot be used, 5 for an engine that died or hangs.
     """
     from ridgeline.server.listen import bind, bind_unix
 
