@@ -66,10 +66,12 @@ class Server:
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
     def metric(self, name: str) -> float:
-        """Return a metric that has the name and labels."""
+        """Return the sum of the samples that have the name, and the labels where it says them."""
         with self.connect(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n") as connection:
             text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
-        return float(text.split(f"\n{name} ")[1].split()[0])
+        found = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        assert found, f"the server has no metric {name}"
+        return sum(map(float, found))
 
     @property
     def log_bytes(self) -> int:
@@ -231,11 +233,11 @@ def bad_bodies(server: Server) -> dict[str, object]:
     return {"p50 ms": round(p50, 1), "p99 ms": round(p99, 1), "max ms": round(waits_ms[-1], 1)}
 
 
-def disconnects(server: Server) -> dict[str, object]:
-    """1,000 clients of long streams that leave, half by FIN and half by RST: when the last block is free again."""
+def disconnects(server: Server, count: int = 1000) -> dict[str, object]:
+    """Clients of long streams that leave, half by FIN and half by RST: when the last block is free again."""
     content = b'{"prompt": [5, 6, 7, 8], "max_tokens": 900, "ignore_eos": true, "stream": true}'
     ask = POST + b"Content-Length: %d\r\n\r\n" % len(content) + content
-    for number in range(0, 1000, 50):
+    for number in range(0, count, 50):
         connections = [server.connect(ask) for _ in range(50)]
         time.sleep(0.1)
         for connection in connections:

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ridgeline.backends import host
 from ridgeline.core import machine
 from ridgeline.core.errors import ConfigError
 
@@ -42,6 +43,34 @@ def cgroups(tmp_path, monkeypatch):
 def test_usable_cores_are_whole_cores_of_the_quota(cgroups, membership, files, cores):
     cgroups(membership, files)
     assert machine.usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "num_bytes"),
+    [
+        ("0::/\n", {"memory.max": "max\n", "memory.current": "400\n"}, 4096),
+        ("0::/\n", {"memory.max": "1000\n", "memory.current": "400\n"}, 600),
+        ("0::/\n", {"memory.max": "1000\n", "memory.current": "1004\n"}, 0),
+        (
+            "0::/a/b\n",
+            {
+                "a/memory.max": "1000\n",
+                "a/memory.current": "950\n",
+                "a/memory.stat": "anon 150\nactive_file 200\ninactive_file 500\n",
+                "a/b/memory.max": "9000\n",
+                "a/b/memory.current": "900\n",
+            },
+            750,
+        ),
+        ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "900\n", "memory/x/memory.usage_in_bytes": "400\n"}, 500),
+    ],
+)
+def test_memory_that_may_be_taken_has_what_files_hold(cgroups, monkeypatch, tmp_path, membership, files, num_bytes):
+    """Else a model that was read once leaves no room for its own cache in a container."""
+    cgroups(membership, files)
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
+    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
+    assert host.available_bytes() == num_bytes
 
 
 def test_usable_cores_without_cgroups(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.decoding.checking import other_token
+from ridgeline.engine import unfinished
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.text.grammar import MAX_EXPECTED, GrammarState
 
@@ -55,6 +56,14 @@ PARAMS = st.builds(
     st.integers(12, 40),
     st.fixed_dictionaries({}, optional=RULES),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def looks():
+    """As with a large vocabulary, greedy tokens are looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unfinished, "MIN_LOOKED", 0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +170,14 @@ def test_the_likeliest_token_is_looked_at_instead_of_a_mask_and_the_outcome_is_t
         assert outcomes(engines[0], params) == outcomes(engines[1], params) == masked
         if grammar.regex == "(?s:.{9,})":
             assert counts["masks"] <= 2 * len(PROMPTS)
+
+
+def test_of_a_small_vocabulary_no_token_is_looked_at_and_the_outcome_is_the_same(engines, monkeypatch):
+    params = [SamplingParams(temperature=0, max_tokens=40, structured_outputs=each) for each in GRAMMARS[1:]]
+    looked_at = outcomes(engines[1], params)
+    monkeypatch.setattr(unfinished, "MIN_LOOKED", 2**20)
+    monkeypatch.delattr(GrammarState, "allows")
+    assert outcomes(engines[1], params) == looked_at
 
 
 def test_what_is_checked_is_what_a_mask_says_at_every_token(engines):

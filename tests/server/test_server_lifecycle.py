@@ -292,6 +292,33 @@ def test_sighup_reads_keys_again_and_sigterm_ends_the_process_with_0(
         assert process.wait(PATIENCE_S) == 0
 
 
+def test_no_memory_for_the_model_is_one_line(command: list[str], chat_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "load.memory").touch()
+    arguments = [*command, str(chat_model), "--port", "0", "--engine-process", "--log-level", "warning"]
+    environment = os.environ | {"RIDGELINE_FAULTS": str(tmp_path)}
+    ended = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1 and ended.stderr.startswith("ridgeline: out of memory"), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_server_that_loads_its_model_ends_on_sigterm_alone(
+    command: list[str], chat_model: Path, tmp_path: Path
+) -> None:
+    """And not on SIGHUP, which asks for a reload. A container's first process ignores SIGTERM without a handler."""
+    (tmp_path / "load.hang").touch()
+    environment = os.environ | {"RIDGELINE_FAULTS": str(tmp_path)}
+    arguments = [*command, str(chat_model), "--port", "0", "--engine-process"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        eventually(lambda: children.read_text())
+        (engine,) = children.read_text().split()
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in process.stderr.read()
+        eventually(lambda: not Path(f"/proc/{engine}").exists())
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_all_lines_of_the_log_are_as_asked(command: list[str], chat_model: Path, form: str) -> None:
     """Of the server's process and the engine's, as the command line sets them up."""
@@ -323,6 +350,8 @@ def test_all_lines_of_the_log_are_as_asked(command: list[str], chat_model: Path,
         (["MODEL", "--port", "0", "--host", "0.0.0.0"], 2, "--insecure-no-auth"),
         (["MODEL", "--port", "BUSY"], 4, "cannot listen"),
         (["MODEL", "--port", "0", "--max-num-seqs", "0"], 2, "max_num_seqs"),
+        (["MODEL", "--port", "0", "--kv-cache-bytes", "1000000000000"], 2, "kv_cache_bytes must be at most"),
+        (["MODEL", "--port", "0", "--no-engine-process", "--kv-cache-bytes", "1000000000000"], 2, "at most"),
     ],
 )
 def test_start_failures_are_one_line_and_a_code(

@@ -1,5 +1,6 @@
 """What a socket may do before, beside and after HTTP: every limit of the transport, by raw bytes over loopback."""
 
+import asyncio
 import json
 import socket
 import ssl
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,7 +19,8 @@ from live_server import PATIENCE_S, LiveServer, eventually, serving
 from ridgeline.core.errors import ConfigError
 from ridgeline.server.listen import bind_unix, load_certificate, url_of
 from ridgeline.server.settings import ServerSettings, only_local_names
-from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, RESERVED_FILES, room_for_connections
+from ridgeline.server.sse import WRITE
+from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, RESERVED_FILES, Connection, room_for_connections
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -392,3 +395,18 @@ def test_a_panic_of_native_code_is_an_internal_error(server: LiveServer, monkeyp
     failed = server.post("completions", prompt=[1], max_tokens=1)
     assert failed.status_code == 500 and set(failed.json()["error"]) == KEYS
     assert failed.headers["x-request-id"] and "secret" not in failed.text
+
+
+def test_a_stream_whose_client_is_gone_is_not_written_to_again() -> None:
+    """The protocol hears of a failed write behind what else the loop has to do; asyncio logs each one until then."""
+    written: list[bytes] = []
+    transport = SimpleNamespace(write=written.append, is_closing=lambda: len(written) == 2)
+    scope = {"http_version": "1.1"}
+    flags = {"disconnected": False, "chunked_encoding": True, "response_started": False}
+    cycle = SimpleNamespace(scope=scope, flow=SimpleNamespace(write_paused=False), transport=transport, **flags)
+
+    async def app(scope: dict, receive: object, send: object) -> None:
+        assert [cycle.scope["state"][WRITE](piece) for piece in (b"a", b"b", b"c", b"d")] == [True] * 4
+
+    asyncio.run(Connection._run(SimpleNamespace(), app, cycle, scope, None, None))
+    assert written == [b"1\r\na\r\n", b"1\r\nb\r\n"]

@@ -1,14 +1,15 @@
 """Share among backends on the CPU: the memory that the process may still take, its threads, the choice of a dtype."""
 
 import ctypes
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
 from ridgeline.core.config import Choice, Dtype, EngineConfig, InputBits, QuantizeConfig
-from ridgeline.core.machine import usable_cores
+from ridgeline.core.machine import cgroup_folders, numbers, usable_cores
 from ridgeline.quant import chosen_format
 from ridgeline.weights.quality import AS_STORED, MAX_INPUT_COST, Quality
 
@@ -16,7 +17,6 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 # glibc's parameters for mallopt, and the largest threshold that it accepts
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -90,23 +90,30 @@ def retain_freed_memory() -> None:
 
 def available_bytes() -> int:
     """Return the bytes that can be allocated without swapping; the physical memory where the system does not tell."""
-    limits = [limit for limit in (_machine_bytes(), _cgroup_bytes()) if limit is not None]
-    return min(limits) if limits else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_machine_bytes(), *_cgroup_bytes()]
+    return int(min(limits)) if limits else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _machine_bytes() -> int | None:
+def _machine_bytes() -> Iterator[float]:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else int(kib) * 1024
+        return
+    yield from (1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
-def _cgroup_bytes() -> int | None:
+def _cgroup_bytes() -> Iterator[float]:
+    """Yield what each enclosing cgroup leaves, with what the kernel gives back of files that were read."""
+    for folder in cgroup_folders("memory"):
+        limit = numbers(folder / "memory.max") or numbers(folder / "memory.limit_in_bytes")
+        used = numbers(folder / "memory.current") or numbers(folder / "memory.usage_in_bytes")
+        if limit and used and limit[0] < math.inf:
+            yield max(0.0, limit[0] - used[0] + _file_bytes(folder / "memory.stat"))
+
+
+def _file_bytes(stat: Path) -> float:
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used)
+        rows = [line.split() for line in stat.read_text().splitlines()]
+    except OSError:
+        return 0.0
+    return sum(float(value) for name, value in rows if name in ("active_file", "inactive_file"))

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import __version__
-from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError, ModelLoadError, RequestError, RidgelineError
+from ridgeline.core.errors import NO_MEMORY, TORCH_IS_MISSING, ConfigError, ModelLoadError, RequestError, RidgelineError
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which newer typer holds a copy of
 EXIT_OTHER, EXIT_REQUEST, EXIT_MODEL, EXIT_INTERRUPT = 1, 2, 3, 130
@@ -78,6 +78,9 @@ class _Commands(TyperGroup):
             is_request = isinstance(error, (ConfigError, RequestError))
             code = EXIT_REQUEST if is_request else EXIT_MODEL if isinstance(error, ModelLoadError) else EXIT_OTHER
             raise SystemExit(code) from None
+        except MemoryError:
+            typer.echo(f"ridgeline: {NO_MEMORY}", err=True)
+            raise SystemExit(EXIT_OTHER) from None
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

@@ -1,6 +1,8 @@
 """Serve a model over an OpenAI-compatible HTTP API."""
 
+import signal
 import socket
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -66,8 +68,8 @@ def serve(
     """Serve a model over an OpenAI-compatible HTTP API.
 
     Ends on SIGTERM or Ctrl-C, when the open requests have ended; a second one ends it at once. Exit codes: 0, 1 for
-    requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used, 5
-    for an engine that died or hangs.
+    requests cut off by the shutdown timeout and a lack of memory, 2 for options, 3 for model files, 4 for an address
+    that cannot be used, 5 for an engine that died or hangs.
     """
     from ridgeline.server.listen import bind, bind_unix
 
@@ -107,6 +109,9 @@ def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.sock
     """Serve until a signal or the engine's end, and end with its exit code."""
     from ridgeline.server.listen import url_of
 
+    # Until `run` takes them: what SIGHUP reads again is read later, and a container's process 1 would not end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with long_lived_imports():
         if settings.engine_process:
             from ridgeline.engine.process.client import ProcessEngine as Engine

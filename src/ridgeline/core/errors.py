@@ -15,6 +15,7 @@
 A message says what was wrong, the value, and the fix. Imported by everything; imports nothing.
 """
 
+NO_MEMORY = "out of memory: give the process more, or lower kv_cache_bytes and max_num_seqs"
 TORCH_IS_MISSING = "torch is not installed; add it with pip install 'ridgeline[torch]'"
 
 

@@ -80,30 +80,30 @@ def cache_folder() -> Path:
 
 def _cpu_quotas() -> Iterator[float]:
     """Yield the cores' worth of time that each enclosing cgroup (version 2 or 1) allows; nothing without a limit."""
-    for folder in _cgroup_folders():
-        limit = _numbers(folder / "cpu.max")
+    for folder in cgroup_folders("cpu"):
+        limit = numbers(folder / "cpu.max")
         if not limit:
-            limit = [*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")]
+            limit = [*numbers(folder / "cpu.cfs_quota_us"), *numbers(folder / "cpu.cfs_period_us")]
         if len(limit) == 2 and 0 < limit[0] < math.inf and limit[1] > 0:
             yield limit[0] / limit[1]
 
 
-def _cgroup_folders() -> Iterator[Path]:
-    """Yield the folder of each cgroup with CPU limits that holds this process, up to the root that it can see."""
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """Yield the folder of each cgroup with these limits that holds this process, up to the root that it can see."""
     try:
         lines = _PROC_CGROUP.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUPS / controllers
         inner = Path(path.lstrip("/"))
         yield from (root / folder for folder in (inner, *inner.parents))
 
 
-def _numbers(path: Path) -> list[float]:
+def numbers(path: Path) -> list[float]:
     """Return the numbers in a file, "max" being infinity; nothing if there is no such file."""
     try:
         return [math.inf if word == "max" else float(word) for word in path.read_text().split()]

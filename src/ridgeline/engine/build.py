@@ -21,7 +21,7 @@ from ridgeline.engine.priced import OpSeconds, StepPrices
 from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.sizing import bytes_per_token, choose_sizes
+from ridgeline.engine.sizing import bytes_per_token, choose_sizes, require_room
 from ridgeline.program.passes.context import for_context
 
 
@@ -40,6 +40,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
     draft, model = plan_drafter(config, model, offered)
     plan = backend.plan(model, config)
+    require_room(plan, config, "this machine")
     beside = None if draft is None else draft.needs
     states = model.program.states
     sizing = choose_sizes(plan, config, states, spec.max_positions, all_rows=all_rows, beside=beside)

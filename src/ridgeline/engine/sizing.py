@@ -76,6 +76,13 @@ def choose_sizes(
     return Sizing(length, layout, limits, choices)
 
 
+def require_room(plan: BackendPlan, config: EngineConfig, where: str) -> None:
+    """Raise ConfigError where the cache that is asked for has no room beside the weights in the memory of `where`."""
+    room = max(0, plan.available_bytes - plan.weight_bytes)
+    if (config.cache.kv_cache_bytes or 0) > room:
+        raise ConfigError(f"kv_cache_bytes must be at most {room:,}, which {where} has beside the weights")
+
+
 def step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLimits:
     """Return what a step may have. Rows of prompts whose own log-probabilities are asked for are not counted.
 

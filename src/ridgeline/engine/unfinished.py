@@ -7,6 +7,8 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.beams import Search
 from ridgeline.engine.request import Sequence
 
+MIN_LOOKED = 2**14  # tokens of a vocabulary: of fewer, to find out which are allowed takes no longer than to ask of one
+
 
 class Unfinished:
     """Sequences that run on, by request. Every step looks for late ones, so those with a deadline are known apart."""
@@ -29,8 +31,8 @@ class Unfinished:
         if search is not None:
             search.begin(sequences)
         for seq in sequences:
-            if request.grammar is not None:
-                seq.grammar = request.grammar.start(guesses=request.params.takes_largest)
+            if (grammar := request.grammar) is not None:
+                seq.grammar = grammar.start(guesses=request.params.takes_largest and grammar.vocab_size >= MIN_LOOKED)
             seq.search = search
         sequences[0].siblings = sequences[1:]
         self._sequences[request.request_id] = sequences

@@ -27,7 +27,7 @@ from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.priced import step_time_of
 from ridgeline.engine.recording import EngineSetup
-from ridgeline.engine.sizing import choose_sizes
+from ridgeline.engine.sizing import choose_sizes, require_room
 from ridgeline.explain.exploration import Provenance
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
@@ -114,8 +114,7 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
         weights = f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights"
         memory = f"{sheet.name} {plan.available_bytes / 1e9:,.1f} GB of memory for them and the cache"
         raise ConfigError(f"{weights}, and {memory}: take {device}:{enough}, or quantize")
-    if (config.cache.kv_cache_bytes or 0) > (room := plan.available_bytes - plan.weight_bytes):
-        raise ConfigError(f"kv_cache_bytes must be at most {room:,}, which {sheet.name} has beside the weights")
+    require_room(plan, config, sheet.name)
     setup = _setup(config, plan, program, spec.max_positions)
     time = StepTime(program, plan.pieces(), sheet, 1, is_limit=True)
     return SimulatedMachine(sheet.title, config.model.model, setup, time, plan, program, spec.max_positions)

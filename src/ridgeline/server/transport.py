@@ -196,6 +196,8 @@ class Connection(HttpToolsProtocol):
             """Send a piece of a body that has begun, if that takes no waiting, past all layers: they see the head."""
             if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
                 return False
+            if cycle.transport.is_closing():  # a write failed, of which the protocol hears next: asyncio logs others
+                return True
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             return True
 

@@ -57,9 +57,12 @@ class GrammarState:
 
     def prepare(self) -> None:
         """Write `allowed`: `mask`, or that all tokens are, where `allows` will look at the one that is sampled."""
+        if not self.guesses:
+            self.mask()
+            return
         # Where it forces what comes, it allows one spelling alone, which a token by itself does not tell.
         expected = self._few_behind.get(self._last, 0)
-        may_look = self.guesses and not (self._num_masked or self._is_current or expected)
+        may_look = not (self._num_masked or self._is_current or expected)
         self._looks = may_look and not self._matcher.compute_ff_tokens()
         if not self._looks:
             self.mask()
@@ -139,7 +142,8 @@ class GrammarState:
             raise self._error
         self._consume(token_id)
         self._is_current, self._last = False, token_id
-        self._num_masked = max(0, self._num_masked - 1)
+        if self._num_masked:
+            self._num_masked -= 1
         if is_stopped := self._matcher.is_stopped():
             self._require_sound()  # one that gave up is stopped too
         return is_stopped

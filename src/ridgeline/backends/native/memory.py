@@ -28,9 +28,12 @@ PANEL = 32  # outputs of a matrix product are whole panels
 def allocate(num_bytes: int) -> np.ndarray:
     """Return uint8 [num_bytes], zero, in huge pages where the kernel gives them. Freed with the last view of it.
 
-    Takes physical memory only where it is written.
+    Takes physical memory only where it is written. Raises MemoryError.
     """
-    mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryError(f"the system gives no {num_bytes:,} bytes") from None
     ask_for_huge_pages(mapping)
     return np.frombuffer(mapping, dtype=np.uint8, count=num_bytes)
 

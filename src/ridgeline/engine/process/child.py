@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from ridgeline.core.collector import collect_rarely, long_lived_imports
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import RidgelineError, WeightsLostError
+from ridgeline.core.errors import NO_MEMORY, EngineError, RidgelineError, WeightsLostError
 from ridgeline.core.log import get_logger, set_up
 
 with long_lived_imports():
@@ -61,6 +61,9 @@ class EngineProcess:
             engine = self._build(self._begin.config, self._deliver)
         except RidgelineError as error:
             self._send(wire.Failed(type(error).__name__, str(error)))
+            return 1
+        except MemoryError:
+            self._send(wire.Failed(EngineError.__name__, NO_MEMORY))
             return 1
         self._engine, self._gate = engine, Gate(engine, self._deliver)
         collect_rarely()
