@@ -139,6 +139,14 @@ def test_hqq_that_is_not_supported(tmp_path, changed):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("key", ["nbits", "group_size", "axis"])
+def test_hqq_numbers_that_are_none(tmp_path, key, number):
+    hqq(tmp_path)
+    change(tmp_path, f"{EXAMPLE}.{key}", lambda x: np.full_like(x, number, np.float32))
+    assert not loads_or_refuses(tmp_path)
+
+
 def test_hqq_parts_that_are_missing(tmp_path):
     hqq(tmp_path)
     change(tmp_path, f"{EXAMPLE}.zero", lambda x: None)

@@ -42,7 +42,8 @@ def _packed(layer: str, checkpoint: Checkpoint) -> PackedTensor:
         """Return the few numbers of a tensor, none where it is missing or has more."""
         name = f"{layer}.{key}"
         few = name in entries and math.prod(entries[name].shape) <= 2
-        return [math.ceil(each) for each in checkpoint.tensor(name).reshape(-1)] if few else []
+        found = checkpoint.tensor(name).reshape(-1).astype(np.float64) if few else np.zeros(0)
+        return [int(each) for each in np.nan_to_num(np.ceil(found))]  # 1.58 bits are in 2
 
     bits, group, shape, axis = (numbers(key) for key in NUMBERS)
     known = len(bits) == len(shape) - 1 == 1 and bits[0] in PER_ITEM and min(shape) > 0 and axis in ([0], [1])
@@ -52,34 +53,28 @@ def _packed(layer: str, checkpoint: Checkpoint) -> PackedTensor:
         raise ModelLoadError(f"{file}: {layer} has {found}; only {what} is read: quantize the model again")
     size, per_item = (group[0] if group and group[0] > 0 else shape[1]), PER_ITEM[bits[0]]
     along_inputs = axis == [1]
-    groups = Groups(shape[1], size if along_inputs else 1)
-    width, num_scales = (size, shape[0] * groups.count) if along_inputs else (shape[1], shape[0] // size)
-    num_rows = num_scales if along_inputs else size
-    step = -(-num_rows // per_item)
-    wanted: Wanted = {
-        f"{layer}.W_q": (("I32",) if bits[0] == 3 else ("U8",), (step, size if along_inputs else num_scales * width)),
-        f"{layer}.scale": (FLOATS, (num_scales, 1) if along_inputs else (1, num_scales * width)),
-        f"{layer}.zero": (FLOATS, (num_scales, 1) if along_inputs else (1, num_scales * width)),
-    }
+    groups, num_groups = Groups(shape[1], size if along_inputs else 1), shape[0] * shape[1] // size
+    num_rows, num_columns = (num_groups, size) if along_inputs else (size, num_groups)
+    packed = ("I32",) if bits[0] == 3 else ("U8",), (-(-num_rows // per_item), num_columns)
+    shared = FLOATS, (num_groups, 1) if along_inputs else (1, num_groups)
+    wanted: Wanted = {f"{layer}.W_q": packed, f"{layer}.scale": shared, f"{layer}.zero": shared}
     if shape[axis[0]] % size or (bits[0] != 3 and num_rows % per_item):
         raise ModelLoadError(f"{file}: HQQ's groups of {size} do not make {layer} of {shape}")
     names = checked(entries, wanted, f"HQQ's {bits[0]} bits of {shape} in groups of {size}")
     integers = Integers.of(groups, bits[0], "minima", scale_type(checkpoint, names[1]))
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        """Read rows of `width` codes, several of which make an output; axis 0 repeats the scales of its outputs."""
-        first, end, by = rows.indices(shape[0])
-        each = shape[1] // width
-        at = np.arange(first * each, max(first, end) * each)
-        packed = parts[0].reshape(-1, width)
+        """Read rows of codes, several of which make an output along axis 1; along axis 0 outputs share scales."""
+        width = size if along_inputs else shape[1]
+        packed, each = parts[0].reshape(-1, width), shape[1] // width
+        outputs = np.arange(*rows.indices(shape[0]))
+        at = (outputs[:, None] * each + np.arange(each)).reshape(-1)
         shifts = (bits[0] * (per_item - 1 - at // len(packed))).astype(packed.dtype)[:, None]
-        codes = (packed[at % len(packed)] >> shifts & ((1 << bits[0]) - 1)).astype(np.uint8)
-        scales, zeros = (
-            float32(part.reshape(num_scales, -1)[at % num_scales]).reshape(-1, groups.count)[::by]
-            for part in parts[1:3]
-        )
+        codes = (packed[at % len(packed)] >> shifts & ((1 << bits[0]) - 1)).astype(np.uint8).reshape(-1, shape[1])
+        at = outputs % (num_groups // groups.count)
+        scales, zeros = (float32(part.reshape(-1, groups.count)[at]) for part in parts[1:3])
         with np.errstate(all="ignore"):
-            return integers.matrix(codes.reshape(-1, shape[1])[::by], scales, minima_NG=-zeros * scales)
+            return integers.matrix(codes, scales, minima_NG=-zeros * scales)
 
     unused = [f"{layer}.{key}" for key in (*NUMBERS, *FLAGS, *UNUSED) if f"{layer}.{key}" in entries]
     return PackedTensor(f"{layer}.weight", (shape[0], shape[1]), (*names, *unused), integers.form, matrix)

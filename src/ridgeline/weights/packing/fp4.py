@@ -43,13 +43,13 @@ def packed_fp4(
     if overall and not PLAUSIBLE[0] < largest < PLAUSIBLE[1]:
         what = f"{overall} is {scalar}, with which weights reach {largest:.3g}"
         raise ModelLoadError(f"{entries[overall].file}: {what}; is it the reciprocal of what this format has?")
-    parts = (*wanted, *present(checkpoint, unused))
+    parts, outer = (*wanted, *present(checkpoint, unused)), float(-scalar if divides else scalar)
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
         codes = nibbles(parts[0][rows])
         if not overall:
             return StoredMatrix(form, codes, from_e8m0(parts[1][rows]))
-        return nvfp4_matrix(f"{entries[scales].file}: {scales}", codes, parts[1][rows], -scalar if divides else scalar)
+        return nvfp4_matrix(f"{entries[scales].file}: {scales}", codes, parts[1][rows], outer)
 
     return PackedTensor(name, (num_outputs, 2 * num_bytes), parts, form, matrix)
 
