@@ -21,6 +21,7 @@ from ridgeline.program.lower import lower
 from ridgeline.quant import dequantize
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.gguf.reader import GgufTensor
 from ridgeline.weights.load import prequantized
 
 KINDS = {
@@ -188,6 +189,21 @@ def test_experts_of_two_types(tmp_path):
         for backend in ("native", "reference")
     ]
     assert completions[0][0].outputs[0].token_ids == completions[1][0].outputs[0].token_ids
+
+
+def test_rows_of_all_experts_are_read_alone(tmp_path, monkeypatch):
+    """What is decoded of a stack takes the memory of the rows that are asked for, not of the stack."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized("Q8_0", experts=True))
+    stored = opened(path)[3]
+    name, seen, read = "layers.1.ffn.down.weight", [], GgufTensor.read
+    monkeypatch.setattr(GgufTensor, "read", lambda tensor: seen.append(tensor.num_bytes) or read(tensor))
+    part = stored.rows(name, slice(8, 12))
+    assert sum(seen) == 3 * 4 * 96 // 32 * 34
+    assert np.array_equal(part, stored[name][:, 8:12]) and part.shape == (3, 4, 96)
+    whole = gguf.GGUFReader(path).tensors
+    (data,) = [tensor.data for tensor in whole if tensor.name == "blk.1.ffn_down_exps.weight"]
+    assert np.array_equal(stored[name], gguf.dequantize(data, gguf.GGMLQuantizationType.Q8_0))
 
 
 def test_a_damaged_scale_is_refused(tmp_path):
