@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_quantize import CONFIGS, folder_of, kl, quantized
+from test_quantize import CONFIGS, FLOATS, TEXTS, folder_of, kl, quantized
 from test_quantize import logits as model_logits
 
 from ridgeline.backends.probe import find_native
@@ -171,6 +171,41 @@ def test_llm_int8_by_the_library(tmp_path):
         logits_TV = model(ids).logits[0].float()
     program = lower(spec)
     assert kl(dense_logits(program, as_tensors(found), ids)[0], logits_TV) < 0.01
+
+
+# ---- what others read, of every family
+
+
+RECURRENT = {"model_type": "falcon_mamba", "state_size": 8, "time_step_rank": 32, "conv_kernel": 4, "expand": 2}
+ROUND_TRIPS = {
+    "gptq": ["phi3", "gemma", "qwen3_moe", "deepseek_v2", "falcon_mamba"],
+    "smoothquant": ["phi3", "gemma", "falcon_mamba"],
+    "fp8": ["phi3", "gemma", "qwen3_moe", "deepseek_v2", "falcon_mamba"],
+    "mxfp4": ["phi3", "gemma", "qwen3_moe", "deepseek_v2", "falcon_mamba"],
+    "nvfp4": ["phi3", "gemma", "falcon_mamba"],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # it is the folder's, dequantized
+@pytest.mark.parametrize(
+    ("family", "method"), [(each, method) for method in ROUND_TRIPS for each in ROUND_TRIPS[method]]
+)
+def test_transformers_loads_what_the_documents_say(tmp_path, family, method):
+    """What rounds inputs as well loses about as much again; packed matrices of Mamba have to be dequantized."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = folder_of(tmp_path / "model", CONFIGS.get(family, RECURRENT))
+    made = quantized(folder, tmp_path / "out", method=method, **({"group_size": 32} if method == "gptq" else {}))[1]
+    rounds_inputs = method in ("smoothquant", "fp8")
+    unpack = {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)}
+    options = unpack if family == "falcon_mamba" and not rounds_inputs else {}
+    dtype = torch.bfloat16 if method in FLOATS else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=dtype, **options)
+    ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
+    with torch.inference_mode():
+        theirs = model(ids).logits[0].float()
+    ours = model_logits(made)
+    assert kl(ours, theirs) < (4 if rounds_inputs else 0.05) * kl(model_logits(folder), ours)
 
 
 # ---- mixed precision under a budget of KL

@@ -99,10 +99,10 @@ HOSTILE = {
     "negative tensor type": (gguf_bytes(KEYS, {"x": ((4,), (1 << 32) - 1, bytes(16))}), "has type 4294967295"),
     "tensor type of no such": (gguf_bytes(KEYS, {"x": ((4,), 4, bytes(16))}), "has type 4, which is not supported"),
     "tensor type with a name": (
-        gguf_bytes(KEYS, {"x": ((256,), 21, bytes(110))}),
-        "has type IQ3_S, which .* BF16, .*take",
+        gguf_bytes(KEYS, {"x": ((64,), 40, bytes(36))}),
+        "has type NVFP4, which .* BF16, .*take",
     ),
-    "tensor type not read": (gguf_bytes(KEYS, {"x": ((256,), 19, bytes(50))}), "not supported; supported: BF16, F16"),
+    "tensor type not read": (gguf_bytes(KEYS, {"x": ((256,), 9, bytes(36))}), "not supported; supported: BF16, F16"),
     "no dims": (gguf_bytes(KEYS, {"x": ((), F32, bytes(4))}), "has 0 dims"),
     "five dims": (gguf_bytes(KEYS, {"x": ((1,) * 5, F32, bytes(4))}), "has 5 dims"),
     "a dim of 0": (gguf_bytes(KEYS, {"x": ((4, 0), F32, b"")}), r"has dims \(0, 4\)"),

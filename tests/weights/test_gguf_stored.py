@@ -1,5 +1,7 @@
 """Tensors that stay as they are stored: bit for bit the numbers that the `gguf` package says, and the same text."""
 
+import sys
+
 import gguf
 import ml_dtypes
 import numpy as np
@@ -12,10 +14,14 @@ from torch_weights import load_weights
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.backends.reference.tensors import as_tensor
+from ridgeline.cli._inspect_stored import stored_tensors
+from ridgeline.cli._inspection import examine
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.lower import lower
 from ridgeline.quant import dequantize
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.gguf.reader import GgufTensor
 from ridgeline.weights.load import prequantized
 
 KINDS = {
@@ -185,9 +191,22 @@ def test_experts_of_two_types(tmp_path):
     assert completions[0][0].outputs[0].token_ids == completions[1][0].outputs[0].token_ids
 
 
-def test_a_damaged_scale_is_refused(tmp_path):
-    from ridgeline.core.errors import ModelLoadError
+def test_rows_of_all_experts_are_read_alone(tmp_path, monkeypatch):
+    """What is decoded of a stack takes the memory of the rows that are asked for, not of the stack."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized("Q8_0", experts=True))
+    stored = opened(path)[3]
+    name, seen, read = "layers.1.ffn.down.weight", [], GgufTensor.read
+    monkeypatch.setattr(GgufTensor, "read", lambda tensor: seen.append(tensor.num_bytes) or read(tensor))
+    part = stored.rows(name, slice(8, 12))
+    assert sum(seen) == 3 * 4 * 96 // 32 * 34
+    assert np.array_equal(part, stored[name][:, 8:12]) and part.shape == (3, 4, 96)
+    whole = gguf.GGUFReader(path).tensors
+    (data,) = [tensor.data for tensor in whole if tensor.name == "blk.1.ffn_down_exps.weight"]
+    assert np.array_equal(stored[name], gguf.dequantize(data, gguf.GGMLQuantizationType.Q8_0))
 
+
+def test_a_damaged_scale_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
     content = quantized("Q8_0")
     path.write_bytes(content)
@@ -211,8 +230,14 @@ def random_blocks(kind, shape):
     data = rng.integers(0, 256, (shape[0], shape[1] // block, block_bytes), dtype=np.uint8)
     floats = (rng.random((*data.shape[:2], 2)) * 4e-4 + 1e-5).astype(np.float16)
     places = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q2_K": (80, 4), "Q6_K": (208, 2), "Q3_K": (108, 2)}
+    places |= {"TQ1_0": (52, 2), "TQ2_0": (64, 2)}
     at, num_bytes = places.get(kind, (0, 2))
-    data[..., at : at + num_bytes] = floats.view(np.uint8)[..., :num_bytes]
+    if kind == "IQ1_M":  # four bits in each of four words
+        words = data[..., 48:].view(np.uint16)
+        words &= 0xFFF
+        words |= floats[..., :1].view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) << 12
+    else:
+        data[..., at : at + num_bytes] = floats.view(np.uint8)[..., :num_bytes]
     return shape, number.value, data.tobytes()
 
 
@@ -237,6 +262,7 @@ def of_superblocks(tmp_path, monkeypatch):
 SUPER_KINDS = {
     "Q2_K": "int8_super_minima", "Q3_K": "int8_super", "Q4_K": "int4_super_minima", "Q5_K": "int8_super_minima",
     "Q6_K": "int8_super", "IQ4_XS": "int8_super", "IQ4_NL": "int8_groups", "Q5_0": "int8_groups",
+    "IQ3_S": "int8_super", "TQ1_0": "int4", "TQ2_0": "int4",
 }  # fmt: skip
 
 
@@ -266,6 +292,30 @@ def test_both_backends_say_the_same_of_superblocks(kind, of_superblocks):
     path = of_superblocks(kind)
     assert exactly_stored(path)
     agree(path)
+
+
+DECODED = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"]
+
+
+@pytest.mark.parametrize("kind", DECODED)
+def test_what_the_library_decodes_says_what_its_numbers_say(kind, of_superblocks, tmp_path, monkeypatch):
+    path, twin = of_superblocks(kind), tmp_path / "twin.gguf"
+    folder = ModelFolder.open(path)
+    (row,) = [row for row in stored_tensors(folder, examine(dict(folder.config))) if row.type == kind]
+    assert row.becomes == f"dequantized to bfloat16: no kernel multiplies {kind}"
+    raw = gguf.GGUFReader(path).tensors
+    decoded = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in raw}
+    tensors = {name: (values.shape, 0, values.astype(np.float32).tobytes()) for name, values in decoded.items()}
+    twin.write_bytes(gguf_bytes(metadata_of("llama"), tensors))
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    options = {"dtype": "float32", "num_threads": 1}
+    one, other = (LLM(str(each), **options).generate([[1, 5, 9]], greedy, use_tqdm=False) for each in (path, twin))
+    assert one[0].outputs[0].token_ids == other[0].outputs[0].token_ids
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(
+        ModelLoadError, match=rf"type {kind} are decoded by the gguf .* pip install 'ridgeline\[gguf\]'"
+    ):
+        LLM(str(path), **options)
 
 
 def test_members_of_one_product_that_are_stored_otherwise_run_apart(of_superblocks, monkeypatch):

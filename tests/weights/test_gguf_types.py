@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.weights.gguf.types import TYPES
 
-IN_BLOCKS = {number: kind for number, kind in TYPES.items() if kind.form is not None}
+IN_BLOCKS = {number: kind for number, kind in TYPES.items() if kind.block > 1}
 
 
 def oracle(number):
@@ -24,6 +24,7 @@ def test_names_and_sizes(number):
 def test_the_types_that_are_promised():
     promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
     promised += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+    promised += ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"]
     assert sorted(kind.name for kind in TYPES.values()) == sorted(promised)
 
 

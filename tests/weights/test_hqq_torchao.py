@@ -14,6 +14,7 @@ from ridgeline.compress.methods import load as method
 from ridgeline.compress.methods import rtn
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.inputs import why_decoded
 from ridgeline.quant.stored import StoredFormat, dequantize
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats.hqq import packed_tensors, quantization_config
@@ -38,21 +39,24 @@ def settings(bits, group, *ignored):
     return quantization_config(StoredFormat("uniform", bits, group, "minima"), ignored, {})
 
 
-def hqq(folder, *, bits=4, group=64, config=LLAMA, **changed):
+def hqq(folder, *, bits=4, group=64, axis=1, config=LLAMA, **changed):
     def quantize(layer, weight):
         num_rows = weight.size // group
         codes = RNG.integers(0, 1 << bits, (num_rows, group))
         scale, zero = positive((num_rows, 1)), (RNG.random((num_rows, 1)) * (1 << bits)).astype(np.float16)
-        per = {8: 1, 4: 2, 3: 10, 2: 4}[bits]
+        per = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}[bits]
+        numbers = (codes - zero.astype(np.float64)) * scale
+        if axis == 0:  # what is an axis 1 of the matrix whose flat numbers are turned around
+            scale, zero, codes, num_rows = scale.T, zero.T, codes.T, group
+            numbers = numbers.T
         step = -(-num_rows // per)
-        padded = np.zeros((per * step, group), np.int64)
+        padded = np.zeros((per * step, codes.shape[1]), np.int64)
         padded[:num_rows] = codes
         packed = sum(padded[i * step : (i + 1) * step] << bits * (per - 1 - i) for i in range(per))
-        facts = {"nbits": bits, "group_size": group, "axis": 1, "channel_wise": 1, "view_as_float": 0} | changed
+        facts = {"nbits": bits, "group_size": group, "axis": axis, "channel_wise": 1, "view_as_float": 0} | changed
         parts = {key: np.array(value, np.int32) for key, value in facts.items()}
         parts |= {"W_q": packed.astype(np.int32 if bits == 3 else np.uint8), "scale": scale, "zero": zero}
         parts |= {"shape": np.array(weight.shape, np.int64), "packing": np.frombuffer(b"4bit_u8", np.uint8)}
-        numbers = (codes - zero.astype(np.float64)) * scale
         return {f"{layer}.{key}": part for key, part in parts.items()}, numbers.reshape(weight.shape)
 
     return store(folder, settings(bits, group, "lm_head"), quantize, config)
@@ -104,22 +108,43 @@ def check(folder, expected, most):
     return stored.formats["layers.1.ffn.down.weight"]
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, 64), (4, 32), (4, 128), (8, 64), (3, 64), (2, 32)])
+@pytest.mark.parametrize(
+    ("bits", "group"), [(4, 64), (4, 32), (4, 128), (8, 64), (3, 64), (2, 32), (1, 64), (5, 64), (6, 128)]
+)
 def test_hqq(tmp_path, bits, group):
     expected = hqq(tmp_path, bits=bits, group=group)
     form = check(tmp_path, expected, FLOAT16_STEP * (1 << bits) * 0.02)
-    assert (form.zero, form.bits) == ("minima", 8 if bits == 8 else 4)
+    assert (form.zero, form.bits) == ("minima", 8 if bits > 4 else 4)
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
-    check_logits(tmp_path, stays=True)
+    check_logits(tmp_path, stays=True, atol=4e-3 if bits == 5 else 1e-3)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
+def test_hqq_along_outputs_is_decoded_with_a_reason(tmp_path, bits):
+    """Every other output, of groups of half of them, has scales of its own for each input."""
+    expected = hqq(tmp_path, bits=bits, axis=0)
+    form = check(tmp_path, expected, FLOAT16_STEP * (1 << bits) * 0.02)
+    assert why_decoded(form) == "no kernel has groups of 1 inputs"
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    check_logits(tmp_path, stays=False)
 
 
 @pytest.mark.parametrize(
-    "changed", [{"axis": 0}, {"view_as_float": 1}, {"nbits": 5}, {"group_size": 48}, {"quant_zero": 1}]
+    "changed",
+    [{"axis": 2}, {"view_as_float": 1}, {"nbits": 7}, {"nbits": 5}, {"group_size": 48}, {"quant_zero": 1}],
 )
 def test_hqq_that_is_not_supported(tmp_path, changed):
     hqq(tmp_path, **changed)
     with pytest.raises(ModelLoadError, match="HQQ"):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("key", ["nbits", "group_size", "axis"])
+def test_hqq_numbers_that_are_none(tmp_path, key, number):
+    hqq(tmp_path)
+    change(tmp_path, f"{EXAMPLE}.{key}", lambda x: np.full_like(x, number, np.float32))
+    assert not loads_or_refuses(tmp_path)
 
 
 def test_hqq_parts_that_are_missing(tmp_path):
@@ -185,14 +210,15 @@ def test_torchao_that_is_not_supported(tmp_path):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_hqq_itself(tmp_path, bits):
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
+def test_hqq_itself(tmp_path, bits, axis):
     core = pytest.importorskip("hqq.core.quantize", reason="hqq is not installed")
 
     def quantize(layer, weight):
         plain = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         plain.weight.data = torch.from_numpy(np.ascontiguousarray(weight))
-        config = core.BaseQuantizeConfig(nbits=bits, group_size=64, axis=1)
+        config = core.BaseQuantizeConfig(nbits=bits, group_size=64, axis=axis)
         made = core.HQQLinear(plain, config, compute_dtype=torch.float16, device="cpu")
         parts = {f"{layer}.{key}": part.detach().numpy() for key, part in made.state_dict().items() if part is not None}
         return parts, made.dequantize().float().numpy()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from quantized_folder import EXAMPLE, LLAMA, change, check_bits, check_logits, load, loads_or_refuses, store
 from safetensors.numpy import save_file
-from small_checkpoint import described
+from small_checkpoint import described, write
 
 from ridgeline.backends.native.settings import matrix_format
 from ridgeline.compress.quantize import QuantizeJob
@@ -403,6 +403,42 @@ def test_mlx_experts_are_stacks(tmp_path):
     change(tmp_path, "model.layers.1.block_sparse_moe.switch_mlp.down_proj.scales", lambda x: x[:2])
     with pytest.raises(ModelLoadError, match=r"MLX's 4 bits in groups of 64 needs .* \[3, 128, 4\]"):
         loaded(tmp_path, config)
+
+
+MAMBA = {
+    "vocab_size": 40, "hidden_size": 128, "intermediate_size": 256, "state_size": 8, "num_hidden_layers": 2,
+    "time_step_rank": 8, "conv_kernel": 4, "expand": 2,
+}  # fmt: skip
+DELTA = LLAMA | {
+    "model_type": "qwen3_next", "head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [MAMBA | {"model_type": "mamba"}, MAMBA | {"model_type": "falcon_mamba"}, DELTA])
+def test_mlx_recurrent_models(tmp_path, config):
+    """Taps are the second dimension of a convolution, and the norms of a model with delta nets hold their 1."""
+    plain = write(tmp_path, config)
+    expected = mlx(tmp_path, config=config, what=("in_proj.weight", "out_proj.weight", "_proj_qkvz.weight"))
+    assert expected
+    tensors = load(tmp_path)
+    with_one = [name for name in tensors if config is DELTA and "norm" in name and ".linear_attn." not in name]
+    assert len(with_one) == (7 if config is DELTA else 0)
+    tensors |= {name: tensors[name] + np.float32(1) for name in with_one}
+    tensors |= {name: tensors[name].swapaxes(1, 2).copy() for name in tensors if name.endswith(".conv1d.weight")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights, formats = loaded(tmp_path, config), prequantized_of(tmp_path, config).formats
+    others = [name for name in weights if name not in formats]
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in others} >= {"mixer_norm", "final_norm", "embed"}
+    assert any("conv" in name for name in others)
+    for name in others:
+        np.testing.assert_allclose(weights[name], plain[name], rtol=0, atol=3e-7, err_msg=name)
+    out = "layers.0.delta.out.weight" if config is DELTA else "layers.0.mamba.out.weight"
+    (numbers,) = [matrix for name, matrix in expected.items() if "0" in name and name.endswith("out_proj")]
+    assert np.array_equal(weights[out], numbers) and out in formats
+    native()
+    check_logits(tmp_path, stays=True, atol=5e-3)  # of logits as large as random recurrences make them
 
 
 @pytest.mark.parametrize("tied", [False, True])

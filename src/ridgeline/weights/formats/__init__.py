@@ -11,7 +11,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -43,8 +43,17 @@ class PackedTensor:
     matrix: ReadMatrix
 
 
-Find = Callable[[Checkpoint, ConfigReader], Sequence[PackedTensor]]
-"""Returns all packed tensors of a checkpoint; of data, only scales and orders are read.
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A plain tensor that a format stores otherwise: `change` makes rows of it what the model has, of this `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    change: Callable[[Array], Array]
+
+
+Find = Callable[[Checkpoint, ConfigReader], Sequence[PackedTensor | ChangedTensor]]
+"""Returns all packed and changed tensors of a checkpoint; of data, only scales and orders are read.
 
 Raises ModelLoadError where parts are missing or do not fit together.
 """
@@ -56,21 +65,24 @@ class PackedCheckpoint:
     As `weights.checkpoint.Checkpoint`; what is packed becomes `dtype`.
     """
 
-    def __init__(self, stored: Checkpoint, packed: Sequence[PackedTensor], dtype: np.dtype[Any]) -> None:
+    def __init__(self, stored: Checkpoint, found: Sequence[PackedTensor | ChangedTensor], dtype: np.dtype[Any]) -> None:
         self.path = stored.path
         self._stored, self._dtype = stored, dtype
-        self._packed = {tensor.name: tensor for tensor in packed}
-        parts = {part for tensor in packed for part in tensor.parts}
+        self._packed = {tensor.name: tensor for tensor in found if isinstance(tensor, PackedTensor)}
+        self._changed = {tensor.name: tensor for tensor in found if isinstance(tensor, ChangedTensor)}
+        parts = {part for tensor in self._packed.values() for part in tensor.parts}
         self.entries: Mapping[str, TensorEntry] = {
             **{name: entry for name, entry in stored.entries.items() if name not in parts},
-            **{t.name: TensorEntry(stored.entries[t.parts[0]].file, t.shape, "F32") for t in packed},
+            **{t.name: TensorEntry(stored.entries[t.parts[0]].file, t.shape, "F32") for t in self._packed.values()},
+            **{name: replace(stored.entries[name], shape=t.shape) for name, t in self._changed.items()},
         }
 
     def read(self, name: str, dim: int, ranges: Sequence[slice]) -> Array:
         """Return `ranges` of the tensor along `dim`, one after the other; of rows nothing else is decoded."""
         packed = self._packed.get(name)
         if packed is None:
-            return self._stored.read(name, dim, ranges)
+            plain = self._stored.read(name, dim, ranges)
+            return self._changed[name].change(plain) if name in self._changed else plain
         by_rows = dim == len(packed.shape) - 2
         rows = ranges if by_rows else WHOLE
         *stack, num_rows, num_inputs = packed.shape

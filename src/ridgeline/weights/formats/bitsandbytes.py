@@ -69,10 +69,10 @@ def _with_outliers(checkpoint: Checkpoint, packed: PackedTensor, name: str) -> P
         return packed
     num_inputs = packed.shape[1]
     outliers = checkpoint.tensor(name) if entry.dtype == "I32" and len(entry.shape) == 1 else np.zeros(0, np.int32)
-    if not len(outliers) or (np.diff(outliers) < 1).any() or outliers[0] < 0 or outliers[-1] >= num_inputs > 0:
-        raise ModelLoadError(f"{entry.file}: {name} must be int32, some of {num_inputs} inputs in order; save it again")
-    if len(outliers) == num_inputs:
-        raise ModelLoadError(f"{entry.file}: {name} names all {num_inputs} inputs; save it again")
+    in_order = 0 < len(outliers) < num_inputs and (np.diff(outliers) > 0).all()
+    if not in_order or outliers[0] < 0 or outliers[-1] >= num_inputs:
+        what = f"{name} must be int32, some but not all of {num_inputs} inputs in order"
+        raise ModelLoadError(f"{entry.file}: {what}; save it again")
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
         return with_outliers(packed.matrix(parts, rows), outliers)

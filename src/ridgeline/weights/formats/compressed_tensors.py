@@ -27,7 +27,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked, unpacked_columns, unpacked_lanes
-from ridgeline.weights.packing.fp4 import NVFP4_GROUP, packed_fp4
+from ridgeline.weights.packing.fp4 import NVFP4, packed_fp4
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, Blocks, ScaledBytes, present, same_scales
 from ridgeline.weights.packing.targets import pattern
@@ -86,7 +86,7 @@ def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: _Scheme) -
                 way = ScaledBytes("MXFP8", E4M3, scheme.blocks, E8M0, from_e8m0)
             return way.packed(checkpoint, name, numbers, scales, unused=unused)
         case "float", 4, "U8":
-            overall = f"{layer}.weight_global_scale" if scheme.blocks.columns == NVFP4_GROUP else ""
+            overall = f"{layer}.weight_global_scale" if scheme.blocks.columns == NVFP4.group else ""
             return packed_fp4(checkpoint, name, numbers, scales, overall, divides=True, unused=unused)
         case _:
             told = f"quantization_config says that it has {scheme.num_bits} bits of type {scheme.type}"

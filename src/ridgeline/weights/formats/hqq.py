@@ -1,9 +1,11 @@
-"""HQQ, as its HQQLinear is saved: integers of 2, 3, 4 or 8 bits in groups of inputs, with scales and zeros of floats.
+"""HQQ, as its HQQLinear is saved: integers of 1 to 6 or 8 bits in groups, with scales and zeros of floats.
 
-A matrix [N, K] in groups of g has R = N K / g rows of g codes: `X.W_q` packs several rows in one, 8 / bits in a byte,
-of 3 bits ten in an int32, the first R / that many in the high bits. `X.scale` and `X.zero` [R, 1] are floats,
-`X.nbits`, `X.group_size`, `X.shape` and `X.axis` numbers: together the tensor `X.weight`, w = (q - zero) * scale. What
-kernels add, -zero * scale, is rounded to float16. 4 and 8 bits are written too. https://mobiusml.github.io/hqq_blog/
+A matrix [N, K] in groups of g is cut along axis 1 into rows of g codes, whose scales and zeros are [N K / g, 1], or
+along axis 0 into g rows of N K / g codes, whose scales and zeros are [1, N K / g]: every g-th part of the outputs has
+its own for each input. `X.W_q` packs several rows in one, 8 / bits in a byte, of 3 bits ten in an int32, the first
+R / that many in the high bits. `X.nbits`, `X.group_size`, `X.shape` and `X.axis` are numbers: together the tensor
+`X.weight`, w = (q - zero) * scale. What kernels add, -zero * scale, is rounded to float16. 4 and 8 bits along axis 1
+are written too. https://mobiusml.github.io/hqq_blog/
 """
 
 import math
@@ -20,7 +22,7 @@ from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, scale_type
 
-PER_ITEM: Mapping[int, int] = {8: 1, 4: 2, 3: 10, 2: 4}  # codes in one item of W_q, by their bits
+PER_ITEM: Mapping[int, int] = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # codes in one item of W_q, by their bits
 NUMBERS = ("nbits", "group_size", "shape", "axis")
 FLAGS = {"view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "channel_wise": 1}  # as they have to be
 UNUSED = ("packing", "unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config",
@@ -40,38 +42,39 @@ def _packed(layer: str, checkpoint: Checkpoint) -> PackedTensor:
         """Return the few numbers of a tensor, none where it is missing or has more."""
         name = f"{layer}.{key}"
         few = name in entries and math.prod(entries[name].shape) <= 2
-        return [int(each) for each in checkpoint.tensor(name).reshape(-1)] if few else []
+        found = checkpoint.tensor(name).reshape(-1).astype(np.float64) if few else np.zeros(0)
+        return [int(each) for each in np.nan_to_num(np.ceil(found))]  # 1.58 bits are in 2
 
     bits, group, shape, axis = (numbers(key) for key in NUMBERS)
-    known = len(bits) == len(shape) - 1 == 1 and bits[0] in PER_ITEM and min(shape) > 0 and axis == [1]
+    known = len(bits) == len(shape) - 1 == 1 and bits[0] in PER_ITEM and min(shape) > 0 and axis in ([0], [1])
     if not known or any(numbers(flag) not in ([], [value]) for flag, value in FLAGS.items()):
         found = f"nbits {bits}, shape {shape}, axis {axis}"
-        what = "HQQ of 2, 3, 4 or 8 bits along axis 1, with scales and zeros that are not quantized themselves"
+        what = "HQQ of 1 to 6 or 8 bits, with scales and zeros that are not quantized themselves,"
         raise ModelLoadError(f"{file}: {layer} has {found}; only {what} is read: quantize the model again")
-    groups, per_item = Groups(shape[1], group[0] if group and group[0] > 0 else 0), PER_ITEM[bits[0]]
-    num_rows = shape[0] * groups.count
-    step = -(-num_rows // per_item)
-    wanted: Wanted = {
-        f"{layer}.W_q": (("I32",) if bits[0] == 3 else ("U8",), (step, groups.stored)),
-        f"{layer}.scale": (FLOATS, (num_rows, 1)),
-        f"{layer}.zero": (FLOATS, (num_rows, 1)),
-    }
-    if shape[1] % groups.stored or (bits[0] != 3 and num_rows % per_item):
-        raise ModelLoadError(f"{file}: HQQ's groups of {groups.stored} do not make {layer} of {shape}")
-    names = checked(entries, wanted, f"HQQ's {bits[0]} bits of {shape} in groups of {groups.stored}")
-    scale = scale_type(checkpoint, names[1])
-    integers = Integers.of(groups, bits[0], "minima", scale)
+    size, per_item = (group[0] if group and group[0] > 0 else shape[1]), PER_ITEM[bits[0]]
+    along_inputs = axis == [1]
+    groups, num_groups = Groups(shape[1], size if along_inputs else 1), shape[0] * shape[1] // size
+    num_rows, num_columns = (num_groups, size) if along_inputs else (size, num_groups)
+    packed = ("I32",) if bits[0] == 3 else ("U8",), (-(-num_rows // per_item), num_columns)
+    shared = FLOATS, (num_groups, 1) if along_inputs else (1, num_groups)
+    wanted: Wanted = {f"{layer}.W_q": packed, f"{layer}.scale": shared, f"{layer}.zero": shared}
+    if shape[axis[0]] % size or (bits[0] != 3 and num_rows % per_item):
+        raise ModelLoadError(f"{file}: HQQ's groups of {size} do not make {layer} of {shape}")
+    names = checked(entries, wanted, f"HQQ's {bits[0]} bits of {shape} in groups of {size}")
+    integers = Integers.of(groups, bits[0], "minima", scale_type(checkpoint, names[1]))
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        first, end, by = rows.indices(shape[0])
-        at = np.arange(first * groups.count, max(first, end) * groups.count)
-        shifts = (bits[0] * (per_item - 1 - at // step)).astype(parts[0].dtype)[:, None]
-        codes = (parts[0][at % step] >> shifts & ((1 << bits[0]) - 1)).astype(np.uint8)
-        scales, zeros = (float32(part[at]).reshape(-1, groups.count)[::by] for part in parts[1:3])
+        """Read rows of codes, several of which make an output along axis 1; along axis 0 outputs share scales."""
+        width = size if along_inputs else shape[1]
+        packed, each = parts[0].reshape(-1, width), shape[1] // width
+        outputs = np.arange(*rows.indices(shape[0]))
+        at = (outputs[:, None] * each + np.arange(each)).reshape(-1)
+        shifts = (bits[0] * (per_item - 1 - at // len(packed))).astype(packed.dtype)[:, None]
+        codes = (packed[at % len(packed)] >> shifts & ((1 << bits[0]) - 1)).astype(np.uint8).reshape(-1, shape[1])
+        at = outputs % (num_groups // groups.count)
+        scales, zeros = (float32(part.reshape(-1, groups.count)[at]) for part in parts[1:3])
         with np.errstate(all="ignore"):
-            minima = -zeros * scales
-            minima = minima.astype(np.float16) if scale == "float16" else minima
-        return integers.matrix(codes.reshape(-1, shape[1])[::by], scales, minima_NG=minima)
+            return integers.matrix(codes, scales, minima_NG=-zeros * scales)
 
     unused = [f"{layer}.{key}" for key in (*NUMBERS, *FLAGS, *UNUSED) if f"{layer}.{key}" in entries]
     return PackedTensor(f"{layer}.weight", (shape[0], shape[1]), (*names, *unused), integers.form, matrix)

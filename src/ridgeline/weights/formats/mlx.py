@@ -4,7 +4,8 @@ For a layer X with N outputs and K inputs in groups of g: `X.weight` uint32 [N, 
 and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = q * scale + bias. Those of experts are
 stacks [E, ..]. config.json's `quantization` has the bits and the group, and maybe others for single layers, or false.
 In its other modes words hold floats, and `X.scales` are uint8: exponents of mxfp4 and mxfp8, bits of 8-bit floats of
-nvfp4.
+nvfp4. Convolutions of recurrent layers are [channels, taps, 1], and norms of models with gated delta nets have the 1
+that others add.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,30 +13,40 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ridgeline.core.dtypes import FLOAT8_E4M3, Array, contiguous, float32
-from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.errors import ConfigError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
-from ridgeline.weights.formats import PackedTensor, without_effect
+from ridgeline.weights.formats import ChangedTensor, PackedTensor, without_effect
 from ridgeline.weights.packing.bits import unpacked
+from ridgeline.weights.packing.fp4 import MXFP4, NVFP4, nvfp4_matrix
 from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 BITS = (2, 3, 4, 5, 6, 8)
 AFFINE = "affine"
 FLOAT_MODES: Mapping[str, StoredFormat] = {
-    "mxfp4": StoredFormat("e2m1", 4, 32, scale="e8m0"),
+    "mxfp4": MXFP4,
     "mxfp8": StoredFormat("e4m3", 8, 32, scale="float32"),
-    "nvfp4": StoredFormat("e2m1", 4, 16, scale="e4m3"),
+    "nvfp4": NVFP4,
 }
 Settings = tuple[str, int, int]  # mode, bits, group
 OF_A_LAYER = (AFFINE, 4, 64)  # what its own settings leave out, whatever those of the model are
+CONVOLUTION = ".conv1d.weight"
+WITH_ONE = ("layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight")  # norms beside a delta net
 DIMS = (2, 3)  # a matrix, or the stack of those of all experts
 
 
-def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor | ChangedTensor]:
     settings.ignore(*without_effect("mlx"))
     default = _read(settings, (AFFINE, 0, 0))
-    found: list[PackedTensor] = []
+    found: list[PackedTensor | ChangedTensor] = []
+    has_delta = any(name.endswith(f".linear_attn{CONVOLUTION}") for name in checkpoint.entries)
+    for name, entry in checkpoint.entries.items():
+        if name.endswith(CONVOLUTION) and len(entry.shape) == 3:
+            channels, taps, one = entry.shape
+            found.append(ChangedTensor(name, (channels, one, taps), lambda stored: stored.swapaxes(1, 2)))
+        elif has_delta and name.endswith(WITH_ONE):
+            found.append(ChangedTensor(name, entry.shape, lambda stored: float32(stored) - np.float32(1)))
     for name in [name for name in checkpoint.entries if name.endswith(".scales")]:
         layer = name.removesuffix(".scales")
         mode, bits, group = settings.within(layer, lambda own: _read(own, OF_A_LAYER), default)
@@ -68,10 +79,7 @@ def _floats(layer: str, checkpoint: Checkpoint, form: StoredFormat) -> PackedTen
         codes = data if form.bits == 8 else nibbles(data)
         if form.scale != "e4m3":
             return StoredMatrix(form, codes, from_e8m0(parts[1][rows]))
-        scales_NG = float32(contiguous(parts[1][rows]).view(FLOAT8_E4M3))
-        if (scales_NG < 0).any():
-            raise ModelLoadError(f"{entries[scales].file}: {scales} has a negative scale; the file is damaged")
-        return StoredMatrix(form, codes, scales_NG, outer=np.ones((len(codes), 1), np.float32))
+        return nvfp4_matrix(f"{entries[scales].file}: {scales}", codes, parts[1][rows].view(FLOAT8_E4M3), 1)
 
     return PackedTensor(weight, (*rows, num_inputs), (*wanted,), form, matrix)
 

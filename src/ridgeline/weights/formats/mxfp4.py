@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
+from ridgeline.quant.stored import StoredMatrix, from_e8m0, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.fp4 import MXFP4
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
-FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="e8m0")
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
@@ -34,11 +34,11 @@ def _packed(name: str, entries: Mapping[str, TensorEntry]) -> PackedTensor:
         known = f"MXFP4 has U8 [.., rows, blocks, {BLOCK_BYTES}] and U8 [.., rows, blocks]"
         raise ModelLoadError(f"{blocks.file}: {name} is {found}; {known}")
     *rows, num_blocks = scales.shape
-    return PackedTensor(name, (*rows, num_blocks * 2 * BLOCK_BYTES), (name, scales_name), FORMAT, _matrix)
+    return PackedTensor(name, (*rows, num_blocks * 2 * BLOCK_BYTES), (name, scales_name), MXFP4, _matrix)
 
 
 def _matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
     """Return the stored matrix; a scale of 255 is NaN, as the format has it."""
     blocks_OGB, exponents_OG = (part[rows] for part in parts)
     codes = nibbles(blocks_OGB)
-    return StoredMatrix(FORMAT, codes.reshape(len(codes), -1), from_e8m0(exponents_OG))
+    return StoredMatrix(MXFP4, codes.reshape(len(codes), -1), from_e8m0(exponents_OG))

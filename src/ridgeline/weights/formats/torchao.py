@@ -68,12 +68,14 @@ def _packed(layer: str, checkpoint: Checkpoint, kind: str, block: Sequence[int],
         raise ModelLoadError(
             f"{entries[qdata].file}: {layer}.weight has blocks of {block}; an output must have its own"
         )
-    held, half = scale_type(checkpoint, scale), 1 << (bits - 1)
+    half = 1 << (bits - 1)
     zeros = float32(checkpoint.tensor(zero))
     if not packed and not np.isin(zeros, np.arange(-half, half)).all():
         raise ModelLoadError(f"{entries[zero].file}: {zero} has zero points that are no integers of {bits} bits")
     is_symmetric = not zeros.any()
-    integers = Integers.of(groups, bits, "fixed" if is_symmetric else "minima" if packed else "points", held)
+    integers = Integers.of(
+        groups, bits, "fixed" if is_symmetric else "minima" if packed else "points", scale_type(checkpoint, scale)
+    )
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
         data = parts[0][rows].view(np.uint8)
@@ -84,8 +86,6 @@ def _packed(layer: str, checkpoint: Checkpoint, kind: str, block: Sequence[int],
         if not packed:
             return integers.matrix(codes, scales, (zeros + half).astype(np.uint8))
         with np.errstate(all="ignore"):
-            minima = zeros - scales * np.float32(half)
-            minima = minima.astype(np.float16) if held == "float16" else minima
-        return integers.matrix(codes, scales, minima_NG=minima)
+            return integers.matrix(codes, scales, minima_NG=zeros - scales * np.float32(half))
 
     return PackedTensor(name, (num_outputs, groups.num_inputs), (qdata, scale, zero), integers.form, matrix)

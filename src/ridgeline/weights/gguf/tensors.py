@@ -48,7 +48,7 @@ class GgufCheckpoint:
         } | {whole: self._joined_entry(*names) for whole, names in self._parts.items()}
 
     def read(self, name: str, dim: int, ranges: Sequence[slice]) -> Array:
-        """Return `ranges` of the tensor along `dim`, one after the other; of rows nothing else is decoded.
+        """Return `ranges` of the tensor along `dim`, one after the other; of rows, a stack's too, no others are read.
 
         Raises ModelLoadError for a damaged tensor.
         """
@@ -57,9 +57,10 @@ class GgufCheckpoint:
             joined = np.concatenate([columns_HKA.swapaxes(1, 2), rows_HBK], axis=1)
             return take_ranges(joined.reshape(-1, joined.shape[-1]), dim, ranges)
         tensor = self._tensors[name]
+        if dim == 1 and len(tensor.shape) == 3:
+            return np.stack([self._rows(name, tensor.matrix(index), ranges) for index in range(tensor.shape[0])])
         by_rows = dim == 0 and len(tensor.shape) > 1
-        near, index = self._near(name, tensor, ranges if by_rows else WHOLE)
-        declared = self._declared(name, _plain(name, near)[index])
+        declared = self._rows(name, tensor, ranges if by_rows else WHOLE)
         return declared if by_rows else take_ranges(declared, dim, ranges)
 
     def format_of(self, name: str) -> StoredFormat | None:
@@ -76,6 +77,10 @@ class GgufCheckpoint:
             return near.type.stored_matrix(near.read(), near.shape, at)
 
         return rows_of
+
+    def _rows(self, name: str, tensor: GgufTensor, ranges: Sequence[slice]) -> Array:
+        near, index = self._near(name, tensor, ranges)
+        return self._declared(name, _plain(name, near)[index])
 
     def _near(self, name: str, tensor: GgufTensor, ranges: Sequence[slice]) -> tuple[GgufTensor, Index]:
         """Return the smallest part of a tensor that holds `ranges` of its rows, and where in it they are.

@@ -2,17 +2,19 @@
 
 A row is cut into blocks that are stored one after the other; each block holds its own scales. `split` turns blocks,
 uint8 [blocks, bytes], into the parts of stored matrices, a block a row. Their products are rounded as ggml's reference
-rounds them. Pure numpy.
+rounds them. Types below 4 bits point into tables of numbers, which the optional `gguf` package has.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import SUPER, Bytes, StoredFormat, StoredMatrix, Zero, dequantize, from_e8m0
 
 Floats = npt.NDArray[np.float32]
@@ -24,7 +26,7 @@ CHUNK_ELEMENTS = 1 << 18  # of float32 at a time: temporaries stay in a core's c
 
 @dataclass(frozen=True, slots=True)
 class GgufType:
-    """`block` elements take `block_bytes` bytes; without `form` an element is a number as it is stored."""
+    """`block` elements take `block_bytes` bytes; without `form` they are plain, or decoded by the library."""
 
     name: str
     block: int
@@ -38,18 +40,22 @@ class GgufType:
 
     def dequantize(self, data: Bytes, shape: tuple[int, ...]) -> Floats:
         """Decode stored bytes to float32 of `shape`. Raises ValueError where a scale is not finite."""
-        assert self.form is not None and self.split is not None
         blocks = data.reshape(-1, self.block_bytes)
         out = np.empty((len(blocks), self.block), dtype=np.float32)
         step = CHUNK_ELEMENTS // self.block
         with np.errstate(invalid="ignore", over="ignore"):
             for begin in range(0, len(blocks), step):
-                codes, scales, minima, _ = self.split(blocks[begin : begin + step])
-                part = dequantize(StoredMatrix(self.form, codes, scales, minima=minima))
+                part = self._numbers(blocks[begin : begin + step])
                 if not np.isfinite(part).all():
                     raise ValueError("a scale is NaN, infinite or too large")
                 out[begin : begin + step] = part
         return out.reshape(shape)
+
+    def _numbers(self, blocks: Bytes) -> Floats:
+        if self.form is None or self.split is None:
+            return _by_library(self.name, blocks)
+        codes, scales, minima, _ = self.split(blocks)
+        return dequantize(StoredMatrix(self.form, codes, scales, minima=minima))
 
     def stored_matrix(self, data: Bytes, shape: tuple[int, ...], rows: slice | npt.NDArray[np.int64]) -> StoredMatrix:
         """Return `rows` of a matrix of this `shape`, whose bytes are `data`."""
@@ -62,6 +68,16 @@ class GgufType:
             minima=None if minima is None else minima.reshape(shape[0], -1)[rows],
             outer=None if outer is None else outer.reshape(shape[0], -1, outer.shape[1])[rows],
         )
+
+
+def _by_library(name: str, blocks: Bytes) -> Floats:
+    """Return what the `gguf` package makes of blocks."""
+    try:
+        library = import_module("gguf")
+    except ImportError:
+        what = f"tensors of type {name} are decoded by the gguf package, which is not installed"
+        raise ModelLoadError(f"{what}; add it with pip install 'ridgeline[gguf]'") from None
+    return library.dequantize(blocks, library.GGMLQuantizationType[name])
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -149,11 +165,36 @@ _IQ4_VALUES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181
 
 def _iq4_xs(blocks: Bytes) -> Parts:
     """Scales of 8 groups have 6 bits: four in a nibble, two in the 16 bits from byte 2 on."""
-    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
+    low = _pairs(blocks[:, 4:8])
     high = blocks[:, 2:4].copy().view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low | high << 4).astype(np.float32) - np.float32(32)
     codes = _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, SUPER)]
     return codes, *_products(blocks, 0, scales)
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """Split [.., n] bytes into [.., 2 n]: the low half and the high half of each."""
+    return (packed[..., None] >> np.array([0, 4], np.uint8) & np.uint8(15)).reshape(len(packed), -1)
+
+
+def _iq3_s(blocks: Bytes) -> Parts:
+    """Scale 8 groups by odd numbers: of a block whose float16 is 1 the library makes these times integers below 16."""
+    odd = 1 + 2 * _pairs(blocks[:, 106:]).astype(np.float32)
+    ones = np.concatenate([np.ones((len(blocks), 1), np.float16).view(np.uint8), blocks[:, 2:]], axis=1)
+    whole = _by_library("IQ3_S", ones).reshape(-1, 8, 32) / odd[:, :, None]
+    return (whole.reshape(-1, SUPER) + 128).astype(np.uint8), *_products(blocks, 0, odd)
+
+
+def _tq1_0(blocks: Bytes) -> Parts:
+    """Unpack five numbers of three values from a byte, of the last four bytes four: a fraction of 256 in base 3."""
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    parts = (blocks[:, :32], powers), (blocks[:, 32:48], powers), (blocks[:, 48:52], powers[:4])
+    fractions = np.concatenate([(part[:, None] * by).reshape(len(blocks), -1) for part, by in parts], axis=1)
+    return (fractions.astype(np.uint16) * 3 >> 8).astype(np.uint8) + np.uint8(7), _half(blocks, 52), None, None
+
+
+def _tq2_0(blocks: Bytes) -> Parts:
+    return _two_bits(blocks, 0) + np.uint8(7), _half(blocks, 64), None, None
 
 
 def _mxfp4(blocks: Bytes) -> Parts:
@@ -184,15 +225,22 @@ TYPES: Mapping[int, GgufType] = {
     12: GgufType("Q4_K", SUPER, 144, StoredFormat("uniform", 4, 32, "minima", "product"), _q4_k),
     13: GgufType("Q5_K", SUPER, 176, StoredFormat("uniform", 8, 32, "minima", "product"), _q5_k),
     14: GgufType("Q6_K", SUPER, 210, StoredFormat("uniform", 8, 16, scale="product"), _q6_k),
+    16: GgufType("IQ2_XXS", SUPER, 66),
+    17: GgufType("IQ2_XS", SUPER, 74),
+    18: GgufType("IQ3_XXS", SUPER, 98),
+    19: GgufType("IQ1_S", SUPER, 50),
     20: _of_32("IQ4_NL", 18, 8, lambda blocks: _IQ4_VALUES[_q4_values(blocks, 2)], "fixed"),
+    21: GgufType("IQ3_S", SUPER, 110, StoredFormat("uniform", 8, 32, scale="product"), _iq3_s),
+    22: GgufType("IQ2_S", SUPER, 82),
     23: GgufType("IQ4_XS", SUPER, 136, StoredFormat("uniform", 8, 32, scale="product"), _iq4_xs),
+    29: GgufType("IQ1_M", SUPER, 56),
     30: GgufType("BF16", 1, 2),
+    34: GgufType("TQ1_0", SUPER, 54, StoredFormat("uniform", 4, SUPER), _tq1_0),
+    35: GgufType("TQ2_0", SUPER, 66, StoredFormat("uniform", 4, SUPER), _tq2_0),
     39: GgufType("MXFP4", 32, 17, StoredFormat("e2m1", 4, 32, scale="e8m0"), _mxfp4),
 }
 
 # Types that are not read.
 OTHER_NAMES: Mapping[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
-    41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip

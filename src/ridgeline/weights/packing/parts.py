@@ -114,12 +114,17 @@ class Integers:
     def matrix(
         self, packed: Bytes | Words, scales_NG: Array, points_NG: Bytes | None = None, minima_NG: Array | None = None
     ) -> StoredMatrix:
-        """Return codes [N, K], or words of them, with what each group of the file has. A fixed zero is 2^(bits-1)."""
+        """Return codes [N, K], or words of them, with what each group of the file has. A fixed zero is 2^(bits-1).
+
+        Minima are rounded to float16 where that is the type of scales.
+        """
         above = self.form.fixed_zero - (1 << (self.bits - 1))
         if self.form.zero == "fixed" and above:  # fewer bits around the zero of 4 or 8
             packed = packed + np.uint8(above)
         if self.order is not None:
             packed = packed[:, self.order]
+        if minima_NG is not None and self.form.scale == "float16":
+            minima_NG = minima_NG.astype(np.float16)
         minima = None if minima_NG is None else self._spread(float32(minima_NG))
         points = None if points_NG is None else self._spread(points_NG)
         return StoredMatrix(self.form, packed, self._spread(float32(scales_NG)), points, minima, self.order)
