@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.bench.calibrate import LOADS, calibration
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.efficiency import Behind, Efficiency, Sample
+from ridgeline.cost.efficiency import Behind, Efficiency, Sample, keys_of
 from ridgeline.cost.steptime import pieces_of
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
@@ -46,7 +46,9 @@ class Disturbed:
 
 def test_some_seconds_of_something_else_spoil_no_load():
     profiler = Disturbed()
-    (fitted,) = calibration(profiler, 1).efficiencies.values()
+    found = calibration(profiler, 1)
+    assert found.rest is not None and found.rests == {keys_of(profiler.pieces): found.rest}
+    (fitted,) = found.efficiencies.values()
     assert profiler.loads[: len(LOADS)] == list(LOADS) == profiler.loads[-len(LOADS) :]
     for compute_s in (1e-5, 4e-5, 16e-5, 256e-5):
         assert fitted.predict(compute_s, 1e-4) == pytest.approx(TRUTH.predict(compute_s, 1e-4), rel=0.03)

@@ -8,7 +8,7 @@ from statistics import median
 
 from ridgeline.bench.profile import Profiler
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.efficiency import VERSION, Calibration, Rest, Sample, fit, held_out_error
+from ridgeline.cost.efficiency import VERSION, Calibration, Rest, Sample, fit, held_out_error, keys_of
 from ridgeline.cost.steptime import StepTime
 
 LIMIT_S = 50.0  # and then MIXED_S
@@ -64,4 +64,5 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     )
     time_of_ops = StepTime(profiler.program, profiler.pieces, moments[0].calibrated(found), num_threads, found)
     mixed = profiler.mixed(MIXED_STEPS, MIXED_S)
-    return replace(found, rest=time_of_ops.with_rest(USUAL_REST).fitted(mixed, with_ops=True).rest)
+    rest = time_of_ops.with_rest(USUAL_REST).fitted(mixed, with_ops=True).rest
+    return replace(found, rest=rest, rests={keys_of(profiler.pieces): rest})

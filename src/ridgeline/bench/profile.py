@@ -17,6 +17,7 @@ from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
+from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.prices import forms_of
@@ -157,8 +158,8 @@ class Profiler:
         prompt = context - successive - _num_warm(num_steps) - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
-                f"{num_steps} timed steps of {batch} sequences do not fit in a context of {context} tokens: "
-                "raise --context or lower --steps"
+                f"{counted(num_steps, 'timed step')} of {counted(batch, 'sequence')} do not fit in a context of "
+                f"{counted(context, 'token')}: raise --context or lower --steps"
             )
         requests = [self._request(prompt, context - prompt) for _ in range(batch)]
         for request in requests:
@@ -170,7 +171,7 @@ class Profiler:
             self._loop.abort(request.request_id)
         while self._loop.step():  # what was in flight
             pass
-        profile = self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
+        profile = self._profile(f"decode of {batch:,} at {counted(context, 'token')}", steps, by_layer)
         return replace(profile, successive_step_s=successive_s)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False, count: int = 1) -> StepProfile:
@@ -181,7 +182,7 @@ class Profiler:
                 self._loop.submit(self._request(prompt, 1))
 
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
-        return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
+        return self._profile(f"prefill of {counted(prompt, 'token')}{many}", steps, by_layer)
 
     def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
@@ -221,7 +222,9 @@ class Profiler:
             lengths = [tokens for tokens, _ in self._step(times_ops=False).load.spans]
             stats = self._loop.stats()
             if stats.num_preemptions or (stats.num_waiting and set(lengths) == {1}):
-                raise ConfigError(f"the cache has no room for {batch} sequences of {context} tokens: lower either")
+                raise ConfigError(
+                    f"the cache has no room for {counted(batch, 'sequence')} of {context} tokens: lower either"
+                )
             if lengths == [1] * batch:
                 return
 

@@ -63,6 +63,11 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
+def keys_of(pieces: Iterable[OpTiming]) -> str:
+    """Return the name of what a model's steps are made of."""
+    return ", ".join(sorted({key_of(piece) for piece in pieces}))
+
+
 class Behind(NamedTuple):
     """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone.
 
@@ -181,6 +186,7 @@ class Calibration:
     """Holds the efficiencies of a machine by key. `held_out_error` is the median over loads left out of the fit.
 
     Shares are those of `stream_bytes_per_s` and `ops_per_s`, the ceilings of the same minutes, where these are known.
+    `rests` are those of models by `keys_of` their pieces, `rest` is the last one.
     """
 
     version: int
@@ -189,6 +195,7 @@ class Calibration:
     efficiencies: Mapping[str, Efficiency]
     held_out_error: float | None
     rest: Rest | None = None  # None: not measured
+    rests: Mapping[str, Rest] = field(default_factory=dict[str, Rest])
     stream_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 
@@ -196,6 +203,10 @@ class Calibration:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
         known = self.efficiencies.get(key)
         return None if known is None else known.predict(compute_s, memory_s, num_tokens)
+
+    def rest_of(self, pieces: Iterable[OpTiming]) -> Rest | None:
+        """Return what is around the ops of a model: the last one's where its own was not measured."""
+        return self.rests.get(keys_of(pieces), self.rest)
 
     def rebased(self, newer: "Calibration") -> Mapping[str, Efficiency]:
         """Return the efficiencies as shares of the ceilings of a newer calibration."""

@@ -62,7 +62,7 @@ class StepTime:
         self._sampling, self._program = [key_of(p) for p in pieces if not (p.ops or is_limit)], program
         self._bytes: dict[tuple[int, int], float] = {}
         self._fixed_s: dict[tuple[int, int, bool], float] = {}
-        fitted = calibration.rest if calibration is not None else None
+        fitted = calibration and calibration.rest_of(pieces)
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 

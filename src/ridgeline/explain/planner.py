@@ -5,6 +5,7 @@ must hold where steps take a tenth longer than predicted. Must not import torch.
 """
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import table
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
@@ -30,6 +32,7 @@ SLOWER = 1.1
 SHARE = 0.95  # of the requests, which must meet every objective
 SAME = 0.02  # of throughput: less is no reason to change an option
 HEAD = ("", "output tokens/s", "requests that meet all", "TTFT p50, ms", "TPOT p50, ms")
+SEARCHED = {"--max-num-seqs": "max_num_seqs", "--max-num-batched-tokens": "max_num_batched_tokens"}
 LOSSY = {"--quantize", "--kv-dtype"}
 VERIFIED = 0.15
 
@@ -82,6 +85,7 @@ class Plan:
     machine: str
     slos: Sequence[Slo]
     chosen: Candidate
+    given: Sequence[str]  # options that are not searched and not the defaults, as they are typed
     reasons: Sequence[str]
     front: Sequence[Candidate]
     candidates: Sequence[Candidate]
@@ -116,8 +120,8 @@ class Plan:
     @property
     def command(self) -> str | None:
         """The command that serves so; None where nothing meets the objectives."""
-        options = (f"{k} {v}" for k, v in self.chosen.changes.items())
-        return " ".join(["ridgeline serve", self.model, *options]) if self.is_met else None
+        options = itertools.chain(self.given, *self.chosen.changes.items())
+        return shlex.join(["ridgeline", "serve", self.model, *options]) if self.is_met else None
 
     def as_json(self) -> Mapping[str, Any]:
         """Return everything as plain data."""
@@ -202,6 +206,7 @@ def plan(
         machine=chosen.machine.name,
         slos=slos,
         chosen=chosen,
+        given=_given(config),
         reasons=_reasons(chosen, candidates, slos),
         front=_front(candidates),
         candidates=candidates,
@@ -262,7 +267,7 @@ def _candidate(
 ) -> Candidate:
     scheduler, standard = machine.setup.config.scheduler, EngineConfig.of("any").scheduler
     changes = dict(flags)
-    for flag, field in (("--max-num-seqs", "max_num_seqs"), ("--max-num-batched-tokens", "max_num_batched_tokens")):
+    for flag, field in SEARCHED.items():
         if getattr(scheduler, field) != getattr(standard, field):
             changes[flag] = str(getattr(scheduler, field))
     found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
@@ -275,6 +280,21 @@ def _candidate(
         attainment = slow.results.goodput.attainment
         within = [within_ms(slow.log, slo.metric, SHARE) for slo in slos]
     return Candidate(machine, changes, found.results, attainment, within, found.provenance)
+
+
+def _given(config: EngineConfig) -> Sequence[str]:
+    typed: list[str] = []
+    for row in table(EngineConfig):
+        value = getattr(getattr(config, row.part) if row.part else config, row.field)
+        if value == row.default or row.flag in SEARCHED:
+            continue
+        if row.type is bool:
+            typed.append(row.flag if value else f"--no-{row.flag.removeprefix('--')}")
+        elif row.field == "adapters":
+            typed += [word for name, path in config.adapters.items() for word in (row.flag, f"{name}={path}")]
+        else:
+            typed += [row.flag, str(value)]
+    return typed
 
 
 def _objective(metric: str, limit_ms: float) -> str:

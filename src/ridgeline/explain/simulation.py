@@ -25,6 +25,7 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
+from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
@@ -164,12 +165,12 @@ class Simulation:
         """The run in words."""
         found = self.results
         return (
-            f"{found.completed:,} requests to {self.model} on {self.machine}: "
+            f"{counted(found.completed, 'request')} to {self.model} on {self.machine}: "
             f"{found.output_throughput_tok_per_s:,.1f} output tokens/s, "
             f"{found.request_throughput_per_s:,.3g} requests/s, "
-            f"{self.num_steps:,} steps of {self.mean_running:.1f} sequences, KV cache up to {self.kv_peak_share:.0%} "
-            f"full, {self.num_preemptions:,} preemptions, {found.cached_prompt_tokens:,} of {found.prompt_tokens:,} "
-            f"prompt tokens cached."
+            f"{counted(self.num_steps, 'step')} of {self.mean_running:.1f} sequences, KV cache up to "
+            f"{self.kv_peak_share:.0%} full, {counted(self.num_preemptions, 'preemption')}, "
+            f"{found.cached_prompt_tokens:,} of {found.prompt_tokens:,} prompt tokens cached."
         )
 
     def lines(self) -> Sequence[Sequence[str]]:
