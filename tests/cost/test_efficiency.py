@@ -85,6 +85,14 @@ def test_nothing_to_do_takes_the_overhead():
     assert Efficiency(0.5, 0.5, 2.0, 3e-6, 5, 0, 0).predict(0.0, 0.0) == 3e-6
 
 
+def test_what_is_a_little_longer_in_few_samples_is_known_where_it_is_longer_by_more():
+    truth = Efficiency(0.6, 0.7, 4.0, 1e-7)
+    sizes = [(rows * 1e-5, 1.6e-5) for rows in (1, 1, 2, 4, 8, 16)]  # a matrix, by so many rows
+    (fitted,) = fit(samples_of(truth, sizes)).values()
+    for compute_s, memory_s in ((1e-5, 1.6e-5), (1e-5, 2.4e-5), (16e-5, 1.6e-5)):
+        assert fitted.predict(compute_s, memory_s) == pytest.approx(truth.predict(compute_s, memory_s), rel=0.2)
+
+
 def test_held_out_loads_are_predicted_by_the_others():
     truth = Efficiency(0.6, 0.9, 8.0, 0.0, 0, 0, 0)
     assert held_out_error(samples_of(truth)) < 0.1

@@ -261,16 +261,15 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:
     """Return the shares that samples with one limit far above the other have at the median, and their errors."""
 
-    def share(limits: Sequence[tuple[float, float, float]], dominant: float) -> float | None:
+    def share(limits: Sequence[tuple[float, float, float]], dominant: float = DOMINANT) -> float | None:
         bound = [(one, measured) for one, other, measured in limits if one > 0 and one >= dominant * other]
         ratios = [one / (measured - overhead_s) for one, measured in bound]
-        return min(max(median(ratios), BOUNDS[0]), BOUNDS[1]) if ratios else None
+        if not ratios:  # where the limits are always about as long, the longer one decides
+            return share(limits, 1.0) if dominant > 1 else None
+        return min(max(median(ratios), BOUNDS[0]), BOUNDS[1])
 
-    compute = memory = None
-    for dominant in (DOMINANT, 1.0):  # where the limits are always about as long, the longer one decides
-        if compute is None and memory is None:
-            compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples], dominant)
-            memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples], dominant)
+    compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples])
+    memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples])
     return _judged(Efficiency(compute, memory, power, overhead_s), samples)
 
 
