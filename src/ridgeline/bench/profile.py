@@ -158,7 +158,7 @@ class Profiler:
         prompt = context - successive - _num_warm(num_steps) - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
-                f"{counted(num_steps, 'timed step')} of {counted(batch, 'sequence')} do not fit in a context of "
+                f"the timed steps of {counted(batch, 'sequence')}, {num_steps} each, do not fit in a context of "
                 f"{counted(context, 'token')}: raise --context or lower --steps"
             )
         requests = [self._request(prompt, context - prompt) for _ in range(batch)]
