@@ -7,7 +7,7 @@ import pytest
 from ridgeline.bench.calibrate import LOADS, calibration
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.efficiency import Behind, Efficiency, Sample, keys_of
-from ridgeline.cost.steptime import pieces_of
+from ridgeline.cost.steptime import StepTime, pieces_of
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
 from ridgeline.program.pricing import ElementBytes, Load
@@ -42,6 +42,18 @@ class Disturbed:
 
     def mixed(self, num_steps, limit_s):
         return [(Load.decode(1, 9), Behind(), 1e-3)]
+
+
+@pytest.mark.parametrize(("longer", "mean"), [(1, 1.0), (4, 1.3), (40, 1.5)])
+def test_what_some_steps_take_longer_is_in_the_mean_alone(longer, mean):
+    profiler = Disturbed()
+    times_s = [3e-4 * (longer if number % 10 == 9 else 1) for number in range(2000)]
+    profiler.mixed = lambda *_: [(Load.decode(1, 9), Behind(), seconds) for seconds in times_s]
+    found = calibration(profiler, 1)
+    assert found.mean == pytest.approx(mean, rel=0.02)
+    time = StepTime(profiler.program, profiler.pieces, datasheet("h100-sxm"), 1, found)
+    assert time.seconds(Load.decode(1, 9), Behind()) == pytest.approx(3e-4, rel=0.02)
+    assert time.mean_seconds(Load.decode(1, 9), Behind()) == pytest.approx(3e-4 * mean, rel=0.03)
 
 
 def test_some_seconds_of_something_else_spoil_no_load():

@@ -88,6 +88,16 @@ def test_slower_steps_are_slower_by_as_much():
     assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
 
 
+def test_a_simulation_adds_up_means():
+    machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1))
+    usual = run_simulated(machine, requests(4)).recording.steps["run_s"]
+    machine.step_time._mean = 1.25
+    found = run_simulated(machine, requests(4))
+    assert found.recording.steps["run_s"] == pytest.approx(1.25 * usual)
+    again = run_simulated(machine, requests(4), pace=RecordedPace(machine, found.recording)).recording
+    assert again.steps["run_s"] == pytest.approx(found.recording.steps["run_s"])
+
+
 def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
     machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=4))
     rest = Rest(1e-3, 1e-4, 1e-2, 1e-5, came_s=0.1, gone_s=1.0)

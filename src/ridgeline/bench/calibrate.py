@@ -15,6 +15,7 @@ LIMIT_S = 50.0  # and then MIXED_S
 MIN_STEPS, MAX_STEPS, STEPS_S = 3, 12, 0.03  # of a kind, and about how long they take together
 REPEATS, CHEAP_S = 8, 1.0  # they are timed so often, in so many seconds
 MIXED_STEPS, MIXED_S = 2400, 10.0  # of requests that come and go, at most: what is around the ops
+MEANS = (1.0, 1.5)  # of what steps take over what half of them do: what is beyond was no usual time
 USUAL_REST = Rest(40e-6, 5e-6, 100e-6, 10e-6, 100e-6, 100e-6, 50e-6, 5e-7)  # of a fast core: what steps do not tell
 LOADS = (  # sequences, and the context in which each decodes, or else the tokens of the prompt that each has
     (1, 64, 0), (1, 0, 16), (4, 96, 0), (1, 0, 4), (8, 64, 0), (1, 0, 64), (1, 256, 0), (1, 0, 128), (16, 64, 0),
@@ -64,5 +65,8 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
     )
     time_of_ops = StepTime(profiler.program, profiler.pieces, moments[0].calibrated(found), num_threads, found)
     mixed = profiler.mixed(MIXED_STEPS, MIXED_S)
-    rest = time_of_ops.with_rest(USUAL_REST).fitted(mixed, with_ops=True).rest
-    return replace(found, rest=rest, rests={keys_of(profiler.pieces): rest})
+    time_of_steps = time_of_ops.with_rest(USUAL_REST).fitted(mixed, with_ops=True)
+    took_s = sum(seconds for _, _, seconds in mixed)
+    predicted_s = sum(time_of_steps.seconds(load, behind) for load, behind, _ in mixed)
+    rest, mean = time_of_steps.rest, min(max(took_s / predicted_s, MEANS[0]), MEANS[1])
+    return replace(found, rest=rest, rests={keys_of(profiler.pieces): rest}, mean=mean)

@@ -186,7 +186,8 @@ class Calibration:
     """Holds the efficiencies of a machine by key. `held_out_error` is the median over loads left out of the fit.
 
     Shares are those of `stream_bytes_per_s` and `ops_per_s`, the ceilings of the same minutes, where these are known.
-    `rests` are those of models by `keys_of` their pieces, `rest` is the last one.
+    `rests` are those of models by `keys_of` their pieces, `rest` is the last one. At the mean steps take `mean` times
+    what is predicted: what else a machine does makes some much longer, and none shorter.
     """
 
     version: int
@@ -196,6 +197,7 @@ class Calibration:
     held_out_error: float | None
     rest: Rest | None = None  # None: not measured
     rests: Mapping[str, Rest] = field(default_factory=dict[str, Rest])
+    mean: float = 1.0
     stream_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 

@@ -102,7 +102,7 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     machine = recorded_machine(setup)
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
     if drafts:
-        seconds = machine.step_time.seconds
+        seconds = machine.step_time.mean_seconds
         match = float(sum(seconds(load, behind) for load, behind, _ in recording.timed()) / measured_s)
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)

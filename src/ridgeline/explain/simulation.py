@@ -66,7 +66,7 @@ class RecordedPace:
     """
 
     def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
-        seconds, timed = machine.step_time.seconds, list(recording.timed())
+        seconds, timed = machine.step_time.mean_seconds, list(recording.timed())
         self._predicted = np.cumsum([0.0, *(seconds(load, behind) for load, behind, _ in timed)])
         self._measured = np.cumsum([0.0, *(measured_s for _, _, measured_s in timed)])
         self._at_s = 0.0
@@ -262,7 +262,7 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    seconds, behind, last, num_tokens = machine.step_time.seconds, Behind(0), set[int](), 0
+    seconds, behind, last, num_tokens = machine.step_time.mean_seconds, Behind(0), set[int](), 0
 
     def lasting(plan: StepPlan) -> float:
         nonlocal behind, last, num_tokens
