@@ -41,7 +41,7 @@ class Disturbed:
         return SimpleNamespace(step_s=seconds)
 
     def mixed(self, num_steps, limit_s):
-        return [(Load.decode(1, 9), Behind(), 1e-3)]
+        return [(Load.decode(1, 9), Behind(), 1e-3)] * (num_steps // 20)
 
 
 @pytest.mark.parametrize(("longer", "mean"), [(1, 1.0), (4, 1.3), (40, 1.5)])
@@ -54,6 +54,32 @@ def test_what_some_steps_take_longer_is_in_the_mean_alone(longer, mean):
     time = StepTime(profiler.program, profiler.pieces, datasheet("h100-sxm"), 1, found)
     assert time.seconds(Load.decode(1, 9), Behind()) == pytest.approx(3e-4, rel=0.02)
     assert time.mean_seconds(Load.decode(1, 9), Behind()) == pytest.approx(3e-4 * mean, rel=0.03)
+
+
+def test_some_seconds_of_something_else_are_in_the_mean_of_steps_alone():
+    profiler, slower = Disturbed(), iter((1, 2, 1, 1))
+
+    def mixed(num_steps, limit_s):
+        seconds = 3e-4 * next(slower)
+        return [(Load.decode(1, 9), Behind(), seconds) for _ in range(500)]
+
+    profiler.mixed = mixed
+    found = calibration(profiler, 1)
+    time = StepTime(profiler.program, profiler.pieces, datasheet("h100-sxm"), 1, found)
+    assert time.seconds(Load.decode(1, 9), Behind()) == pytest.approx(3e-4, rel=0.02)
+    assert found.mean == pytest.approx(1.25, rel=0.02)
+
+
+def test_a_large_model_has_one_long_round():
+    profiler, asked = Disturbed(), []
+
+    def mixed(num_steps, limit_s):
+        asked.append((num_steps, limit_s))
+        return [(Load.decode(1, 9), Behind(), 0.2) for _ in range(int(limit_s / 0.2))]
+
+    profiler.mixed = mixed
+    assert calibration(profiler, 1).rest is not None
+    assert asked == [(600, 2.5), (2400, 10.0)]
 
 
 def test_some_seconds_of_something_else_spoil_no_load():

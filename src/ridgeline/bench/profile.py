@@ -187,12 +187,13 @@ class Profiler:
     def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, what it follows, and its seconds.
+        Return what each step computed, what it follows, and its seconds: the same steps each time.
         """
+        random = np.random.default_rng(0)
         loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
         # Made before: that takes as long as a step.
-        sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
-        asked = [self._request(n, min(int(self._random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
+        sizes = (2 ** random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
+        asked = [self._request(n, min(int(random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
         coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):

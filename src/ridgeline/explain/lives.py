@@ -69,7 +69,9 @@ def life(journal: Recording | Path | str, seq_id: int) -> Life:
     queue_ms, first_ms, end_ms = (1e3 * float(output[name]) for name in ("queue_s", "ttft_s", "latency_s"))
     first_ms = end_ms if np.isnan(first_ms) else first_ms
     parts = {"queue": queue_ms, "prefill": first_ms - queue_ms, "decode": end_ms - first_ms}
-    decoding["between steps"] = end_ms - first_ms - sum(decoding.values())
+    between_ms = end_ms - first_ms - sum(decoding.values())
+    decoding["unexplained"] += min(between_ms, 0.0)
+    decoding["between steps"] = max(between_ms, 0.0)
     said = f"{_words(parts)}. It waited for: {_words(waits) or 'nothing'}. Decode: {_words(decoding)}"
     plain = {
         "sentence": f"Sequence {seq_id} took {end_ms:,.1f} ms: {said} [{machine.provenance}].",

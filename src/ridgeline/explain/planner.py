@@ -8,6 +8,7 @@ import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
@@ -105,15 +106,15 @@ class Plan:
     def sentence(self) -> str:
         """The plan in words."""
         wanted, chosen = ", ".join(_objective(slo.metric, slo.limit_ms) for slo in self.slos), self.chosen
-        found = f"{chosen.tokens_per_s:,.1f} output tokens/s"
+        name, found = Path(self.model).name, f"{chosen.tokens_per_s:,.1f} output tokens/s"
         if self.slos:
             found += f", {chosen.attainment:.0%} of requests within all"
         if self.is_met:
             wanted = wanted or "the highest throughput"
-            return f"For {wanted} of {self.model} on {self.machine}: serve with {chosen.name}: {found}."
+            return f"For {wanted} of {name} on {self.machine}: serve with {chosen.name}: {found}."
         reached = ", ".join(_objective(slo.metric, each) for slo, each in zip(self.slos, chosen.within_ms))
         return (
-            f"No configuration searched meets {wanted} for {SHARE:.0%} of the requests to {self.model} on "
+            f"No configuration searched meets {wanted} for {SHARE:.0%} of the requests to {name} on "
             f"{self.machine}. The nearest is {chosen.name}, predicted {reached} for as many: {found}."
         )
 
