@@ -66,7 +66,7 @@ class Price:
         held = self.weight_bytes + self.kv_bytes
         known += "" if self.fits else f"; it does not fit: weights and cache are {held / 1e9:,.1f} GB"
         return (
-            f"{counted(self.load.num_tokens, 'token')} of {self.model} on {self.card}, at least "
+            f"{counted(self.load.num_tokens, 'token')} of {self.model} on {self.card} in at least "
             f"{self.limit_s * 1e3:,.3f} ms, {self.load.num_tokens / self.limit_s:,.0f} tokens/s: "
             f"{cost.flops / 1e9:,.4g} GFLOP and {cost.num_bytes / 1e9:,.4g} GB{known}."
         )
