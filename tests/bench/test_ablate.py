@@ -92,7 +92,7 @@ def test_what_is_off_is_off(on, expected):
 
 @pytest.mark.parametrize(
     ("techniques", "said"),
-    [(["nothing"], "'nothing'"), (["continuous"], "needs batching"), (["int8", "int4"], "name one")],
+    [(["nothing"], "'nothing'"), ([], "got ''"), (["continuous"], "needs batching"), (["int8", "int4"], "name one")],
 )
 def test_what_cannot_be_dissected(techniques, said):
     with pytest.raises(ConfigError, match=said):

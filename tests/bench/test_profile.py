@@ -171,6 +171,7 @@ def test_mixed_steps_are_not_looked_at_and_told_with_what_they_computed(profiler
         assert behind.age >= 0 and seconds > 0
         assert behind.age == 0 or load.num_tokens == len(load.spans)
     assert any(behind.age > 3 for _, behind, _ in told)
+    assert [load for load, _, _ in profiler.mixed(60, 20.0)] == [load for load, _, _ in told]
     monkeypatch.undo()
     assert profiler.decode(2, 40, 4).num_steps == 2  # it looks again
 

@@ -117,5 +117,5 @@ def test_summary_of_one_and_of_several_answers():
 
     one, two = completion(11, 0.02, 0.01, 0.5), completion(1, 0.03, None, 0.4)
     assert _model.summary([one]) == "11 tokens in 0.50 s · 22.0 tokens/s · TTFT 20 ms · TPOT 10.0 ms"
-    assert _model.summary([two]) == "1 tokens in 0.40 s · 2.5 tokens/s · TTFT 30 ms"
+    assert _model.summary([two]) == "1 token in 0.40 s · 2.5 tokens/s · TTFT 30 ms"
     assert _model.summary([one, two]) == "12 tokens in 0.50 s · 24.0 tokens/s · TTFT 20 ms · TPOT 10.0 ms"

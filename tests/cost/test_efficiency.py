@@ -5,8 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.cost import hardware
-from ridgeline.cost.efficiency import BOUNDS, POWERS, VERSION, Calibration, Efficiency, Sample, fit, held_out_error
+from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.efficiency import (
+    BOUNDS,
+    POWERS,
+    VERSION,
+    Calibration,
+    Efficiency,
+    Rest,
+    Sample,
+    fit,
+    held_out_error,
+    keys_of,
+)  # fmt: skip
 from ridgeline.cost.hardware import Machine
+from ridgeline.cost.steptime import StepTime, pieces_of
+from ridgeline.explain.pricing import spec_of
+from ridgeline.program.lower import lower
+from ridgeline.program.pricing import ElementBytes
 
 SIZES = [(c, m) for c in (1e-6, 1e-4, 1e-3) for m in (1e-6, 1e-4, 1e-3)]
 MACHINE = Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level="avx2")
@@ -69,6 +85,14 @@ def test_nothing_to_do_takes_the_overhead():
     assert Efficiency(0.5, 0.5, 2.0, 3e-6, 5, 0, 0).predict(0.0, 0.0) == 3e-6
 
 
+def test_what_is_a_little_longer_in_few_samples_is_known_where_it_is_longer_by_more():
+    truth = Efficiency(0.6, 0.7, 4.0, 1e-7)
+    sizes = [(rows * 1e-5, 1.6e-5) for rows in (1, 1, 2, 4, 8, 16)]  # a matrix, by so many rows
+    (fitted,) = fit(samples_of(truth, sizes)).values()
+    for compute_s, memory_s in ((1e-5, 1.6e-5), (1e-5, 2.4e-5), (16e-5, 1.6e-5)):
+        assert fitted.predict(compute_s, memory_s) == pytest.approx(truth.predict(compute_s, memory_s), rel=0.2)
+
+
 def test_held_out_loads_are_predicted_by_the_others():
     truth = Efficiency(0.6, 0.9, 8.0, 0.0, 0, 0, 0)
     assert held_out_error(samples_of(truth)) < 0.1
@@ -93,6 +117,18 @@ def test_calibrations_are_stored_beside_the_ceilings_and_joined(tmp_path, monkey
     assert hardware.load_calibration(MACHINE, 4) is None
     hardware.save_calibration(MACHINE, calibration({"x": one}, version=VERSION + 1, num_threads=4))
     assert hardware.load_calibration(MACHINE, 4) is None
+
+
+def test_what_is_around_ops_is_each_model_s_own_whichever_was_calibrated_last(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program, sheet = lower(spec_of("python-1m")), datasheet("h100-sxm")
+    wide, narrow, other = (pieces_of(program, ElementBytes(weight=size), "bf16") for size in (2, 1, 4))
+    for pieces, step_s in ((wide, 1e-3), (narrow, 2e-3)):
+        rest = Rest(step_s, 0.0)
+        hardware.save_calibration(MACHINE, calibration({}, rest=rest, rests={keys_of(pieces): rest}))
+    known = hardware.load_calibration(MACHINE, 2)
+    found = [StepTime(program, pieces, sheet, 2, known).rest.step_s for pieces in (wide, narrow, other)]
+    assert found == [1e-3, 2e-3, 2e-3]
 
 
 def test_predictions_of_unknown_kinds_are_unknown():

@@ -234,7 +234,7 @@ def test_threads_are_compared_with_the_cores_of_the_machine_that_was_recorded():
         )
         signs = {rule.id: sign for rule in RULES if rule.area == "machine" and (sign := rule.look(evidence))}
         assert list(signs) == ids
-        assert [sign.evidence for sign in signs.values()] == ["1 threads on 64 cores"] * len(ids)
+        assert [sign.evidence for sign in signs.values()] == ["1 thread on 64 cores"] * len(ids)
         assert [sign.cure.num_threads for sign in signs.values()] == [64] * len(ids)
 
 

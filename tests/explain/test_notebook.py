@@ -31,13 +31,19 @@ def results():
     config = EngineConfig.of("python-1m", max_model_len=512, max_num_seqs=1)
     requests = [BenchRequest(prompt=[5, 6, i + 9], max_tokens=30, arrival_s=0.0) for i in range(12)]
     price, simulation = explain.price("llama-3-8b"), explain.simulate("llama-3-8b", workload=WORKLOAD, **CARD)
-    diagnosis = explain.doctor(run_simulated(simulated_machine(config), requests).recording)
+    recording = run_simulated(simulated_machine(config), requests).recording
+    diagnosis, life = explain.doctor(recording), explain.life(recording, 1)
     rounds = explain.break_even("python-1m", "h100-sxm", 256, speculate="ngram")
+    ways, lecture = explain.devices("llama-3-8b"), explain.lecture()
     return {
         "price": (price, len(price.groups), len(price.groups)),
         "simulation": (simulation, 6, 4),
         "plan": (plan, len(plan.candidates), len(plan.front)),
         "diagnosis": (diagnosis, len(diagnosis.findings), len(diagnosis.lines())),
+        "devices": (ways, len(ways.ways), len(ways.ways)),
+        "lecture": (lecture, len(lecture.rows), len(lecture.rows)),
+        "life": (life, len(life["steps"]), len(life["steps"])),
+        "replay": (explain.replay(recording), 1, 1),
         "break_even": (rounds, len(rounds.rounds), len(rounds.rounds)),
         "exploration": (explain.explore("kv"), len(explain.explore("kv").figures), len(explain.explore("kv").figures)),
     }
@@ -60,7 +66,9 @@ class Table(HTMLParser):
         assert self.open.pop() == tag
 
 
-NAMES = ("price", "simulation", "plan", "diagnosis", "break_even", "exploration")
+NAMES = (
+    "price", "simulation", "plan", "diagnosis", "devices", "lecture", "life", "replay", "break_even", "exploration"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +80,7 @@ def test_it_is_a_frame(results, name):
     assert len(found) == num_records > 0
     assert not found.columns.duplicated().any()
     numbers = found.select_dtypes("number")
-    assert name in ("plan", "exploration") or len(numbers.columns)
+    assert name in ("plan", "exploration", "lecture") or len(numbers.columns)
 
 
 @pytest.mark.parametrize("name", NAMES)

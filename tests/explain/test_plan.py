@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 
 import pytest
 
@@ -19,6 +20,7 @@ from ridgeline.explain.planner import compared, plan
 from ridgeline.explain.simulation import run_simulated
 
 CARD = {"hardware": "h100-sxm"}
+WORKLOAD = "fixed:num_requests=4,input_tokens=64,output_tokens=8"
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +126,25 @@ def test_a_plan_is_run_here_and_printed_beside_what_was_predicted(capsys):
     assert "ridgeline serve python-1m" in out
     assert "predicted" in out
     assert "measured" in out
+
+
+def test_the_command_has_what_was_asked_for_beside_what_was_chosen(capsys):
+    given = ["--kv-cache-bytes", "2000000000", "--no-prefix-caching", "--dtype", "bfloat16"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "llama-3-8b", "--hardware", "ryzen-7950x", *given, "--workload", WORKLOAD, "--json"])
+    assert stopped.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    changes = [word for pair in found["chosen"]["options"].items() for word in pair]
+    serve, model, *options = found["command"].split()[1:]
+    assert (serve, model) == ("serve", "llama-3-8b")
+    assert sorted(options) == sorted([*given, *changes])
+    blocks = 2_000_000_000 // (32 * 131072)  # of 32 tokens
+    assert found["memory_bytes"]["kv_cache"] == blocks * 32 * 131072
+    roomy = plan("llama-3-8b", WORKLOAD, **CARD)
+    assert roomy.memory["kv_cache"] > 20e9
+    assert shlex.split(roomy.command) == [
+        "ridgeline", "serve", "llama-3-8b", *(word for pair in roomy.chosen.changes.items() for word in pair)
+    ]  # fmt: skip
 
 
 def test_figures_side_by_side():

@@ -255,7 +255,7 @@ def test_files_that_are_no_whole_journal(tmp_path):
         with pytest.raises(ConfigError, match=said):
             read_recording(path)
     ended = whole.outputs[whole.outputs["seq_id"] != 1]
-    with pytest.raises(ConfigError, match=r"1 sequences of the journal had not ended .* \(the first is 1\)"):
+    with pytest.raises(ConfigError, match=r"1 sequence of the journal had not ended .* \(the first is 1\)"):
         replay(replace(whole, outputs=ended))
     with pytest.raises(ConfigError, match="cannot be written"):
         run(tmp_path / "no" / "such" / "folder", [])

@@ -14,6 +14,7 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.params import SamplingParams
 from ridgeline.cost.efficiency import Rest
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.machine import simulated_machine
@@ -85,6 +86,16 @@ def test_slower_steps_are_slower_by_as_much():
     machine = on_card()
     one, slow = (run_simulated(machine, requests(4), pace=lambda s, f=f: f * s) for f in (1, 1.25))
     assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
+
+
+def test_a_simulation_adds_up_means():
+    machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1))
+    usual = run_simulated(machine, requests(4)).recording.steps["run_s"]
+    machine.step_time._mean = 1.25
+    found = run_simulated(machine, requests(4))
+    assert found.recording.steps["run_s"] == pytest.approx(1.25 * usual)
+    again = run_simulated(machine, requests(4), pace=RecordedPace(machine, found.recording)).recording
+    assert again.steps["run_s"] == pytest.approx(found.recording.steps["run_s"])
 
 
 def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
@@ -199,6 +210,56 @@ def test_the_command_prints_a_table_and_json(capsys):
     assert found["provenance"] == "datasheet"
     assert "<table>" in explain.simulate("llama-3-8b", hardware="h100-sxm", workload=workload)._repr_html_()
     assert msgspec.json.decode(plain.encode())["num_steps"] > 8
+
+
+def test_the_table_has_the_latencies_of_the_results_under_their_names(capsys):
+    workload = "fixed:num_requests=9,input_tokens=700,output_tokens=8"
+    arguments = ["simulate", "llama-3-8b", "--hardware", "h100-sxm", "--goodput", "ttft:40", "--workload", workload]
+    for extra in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *extra])
+    *_, plain = lines = capsys.readouterr().out.splitlines()
+    found = json.loads(plain)["results"]
+    at = next(number for number, line in enumerate(lines) if line.split() == ["mean", "p50", "p90", "p99", "max"])
+    names = {"TTFT, ms": "ttft_ms", "TPOT, ms": "tpot_ms", "ITL, ms": "itl_ms", "E2E latency, ms": "e2el_ms"}
+    for line, (words, name) in zip(lines[at + 1 : at + 5], names.items(), strict=True):
+        assert line.strip().startswith(words)
+        values = [float(cell) for cell in line.strip().removeprefix(words).split()]
+        assert values == pytest.approx([found["latencies"][name][q] for q in lines[at].split()], abs=0.006)
+        assert values == sorted(values) or values[0] > values[1], "quantiles grow"
+    share = found["goodput"]["attainment"]
+    assert 0 < share < 1
+    assert lines[at + 5].endswith(f"{share:.1%} of requests meet all objectives")
+
+
+@pytest.mark.parametrize("card", ["ryzen-7950x", "h100-sxm"])
+def test_the_bytes_of_the_cache_are_those_that_were_asked_for(card, capsys):
+    workload = "fixed:num_requests=8,input_tokens=90,output_tokens=60"
+    size, blocks = 32 * 131072, 12  # a block of 32 tokens has so many bytes
+    shares = []
+    for given in (blocks * size, 8 * blocks * size):
+        options = ["--max-model-len", "200", "--kv-cache-bytes", str(given + size // 2), "--json"]
+        with pytest.raises(SystemExit) as stopped:
+            main(["simulate", "llama-3-8b", "--hardware", card, "--workload", workload, *options])
+        assert stopped.value.code == 0
+        shares.append(json.loads(capsys.readouterr().out))
+    (tight, roomy), peak = shares, 8 * 5 / (8 * blocks)
+    assert tight["kv_peak_share"] > 0.9 and tight["num_preemptions"] > 0 and tight["max_running"] <= blocks // 3
+    assert (roomy["kv_peak_share"], roomy["num_preemptions"], roomy["max_running"]) == (pytest.approx(peak), 0, 8)
+
+
+def test_one_of_a_kind_is_one(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["simulate", "llama-3-8b", "--hardware", "h100-sxm", "--workload", "fixed:num_requests=1,output_tokens=1"])
+    assert capsys.readouterr().out.startswith("1 request to llama-3-8b on")
+    engine = build_engine(EngineConfig.of("python-1m", journal=str(tmp_path / "journal")), lambda deltas: None)
+    engine.loop.submit(engine.intake.request([5, 6, 7], SamplingParams(max_tokens=1)))
+    while engine.loop.step():
+        pass
+    engine.loop.close()
+    with pytest.raises(SystemExit):
+        main(["simulate", "--replay", str(tmp_path / "journal")])
+    assert capsys.readouterr().out == "1 step of 1 request: all plans are identical\n"
 
 
 def test_load_decides_when_requests_come():

@@ -155,6 +155,26 @@ def test_the_command_writes_it(tmp_path, capsys):
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_trace_appears_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
+    run(tmp_path / "journal", random_requests(6, 3))
+    out = tmp_path / "out.json"
+    out.write_text("the last one")
+    seen = []
+
+    def full(path, content):
+        seen.append((path, len(content)))
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(tmp_path / "journal"), "--trace", str(out)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"ridgeline: {out} cannot be written: No space left on device\n"
+    assert len(seen) == 1 and out.read_text() == "the last one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "out.json"]
+
+
 def test_steps_of_a_model_that_is_gone_have_no_prices(tmp_path):
     recording = run(tmp_path / "journal", random_requests(6, 3))
     config = recording.setup.config

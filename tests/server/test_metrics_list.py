@@ -407,8 +407,11 @@ def test_who_waits_is_told_by_reason() -> None:
 class EqualCalibration:
     """Everything takes what its limits say."""
 
-    rest = Rest(1e-6, 1e-6)
+    mean = 1.0
     stream_bytes_per_s = None  # shares of the ceilings as they are
+
+    def rest_of(self, pieces: object) -> Rest:
+        return Rest(1e-6, 1e-6)
 
     def predict(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
         return 1e-6 + compute_s + moving_s

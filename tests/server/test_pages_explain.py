@@ -312,6 +312,29 @@ def test_without_a_journal_the_files_say_what_they_lack(chromium: Any, tmp_path:
         opened.page.get_by_role("alert").filter(has_text="it needs a server").wait_for()
 
 
+def test_of_a_journal_that_was_cut_off_the_pages_are_whole_or_not_there(
+    journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, at, ends = journal.read_bytes(), len(MAGIC), [0]
+    while at < len(data):
+        at += LENGTH.size + LENGTH.unpack_from(data, at)[0]
+        ends.append(at)
+    codes = list[int]()
+    for number, end in enumerate((ends[1] + 9, ends[2] + 9, ends[-2] + 9)):  # within steps, spans and what is last
+        (cut := tmp_path / "cut").write_bytes(data[:end])
+        out = tmp_path / f"out-{number}"
+        with pytest.raises(SystemExit) as ended:
+            main(["pages", str(out), "--journal", str(cut)])
+        codes.append(int(ended.value.code or 0))
+        if codes[-1]:
+            assert not out.exists()
+            assert capsys.readouterr().err.splitlines()[-1].startswith("ridgeline: ")
+        else:
+            assert sorted(file.name for file in out.iterdir()) == ["index.html", "ridge.svg", "style.css"]
+            assert (out / "index.html").read_text().rstrip().endswith("</html>")
+    assert codes[0] and not codes[-1]
+
+
 def test_files_allow_no_script_but_their_own(exported: Path) -> None:
     html = (exported / "index.html").read_text()
     policy = re.search(r'content-security-policy" content="([^"]*)"', html)

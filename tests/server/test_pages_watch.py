@@ -9,6 +9,9 @@ from live_server import LiveServer, eventually
 
 from browser import SIZES, chromium, window
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
+from ridgeline.engine.recording import read_recording
 
 __all__ = ["chromium"]
 
@@ -213,3 +216,56 @@ def test_a_journal_s_file_shows_its_steps(chromium: Any, live: LiveServer, chat_
             {"name": "other", "mimeType": "application/octet-stream", "buffer": json.dumps({}).encode()}
         )
         page.get_by_text("This is no journal").wait_for()
+
+
+def test_of_a_journal_that_was_cut_off_what_is_whole_is_shown(
+    chromium: Any, live: LiveServer, chat_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.journal"
+    llm = LLM(str(chat_model), dtype="float32", journal=str(path), max_num_seqs=2, max_num_batched_tokens=8)
+    llm.generate(["Once upon a time there was a little dog", "Once"], SamplingParams(max_tokens=6), use_tqdm=False)
+    llm.engine.loop.close()
+    data = path.read_bytes()
+    told = []
+    with window(chromium, live.url) as opened:
+        page = opened.open("/#steps")
+        for number, end in enumerate(range(len(data) // 8, len(data), len(data) // 8)):
+            path.write_bytes(data[:end])
+            try:
+                steps = len(read_recording(path).steps)
+            except ConfigError:
+                steps = 0
+            file = {"name": f"cut-{number}", "mimeType": "application/octet-stream", "buffer": data[:end]}
+            page.get_by_label("Journal").first.set_input_files(file)
+            if steps:
+                page.get_by_text(f"cut-{number}: {chat_model}, {counted(steps, 'step')}. It was cut off").wait_for()
+            else:
+                page.get_by_role("alert").filter(has_text="It was cut off before its first steps").wait_for()
+            told.append(steps)
+    assert 0 in told and max(told) > 5
+
+
+def test_another_model_behind_the_address_is_named_and_a_conversation_goes_on_with_it(
+    chromium: Any, live: LiveServer
+) -> None:
+    another = {**live.client.get("/explain/server").json(), "models": ["another"]}
+    with window(chromium, live.url) as opened:
+        opened.expected = ("404",)
+        page = opened.open("/#live")
+        page.get_by_text("Nothing runs.").wait_for()
+        page.get_by_role("link", name="Plan").click()
+        page.get_by_role("option", name="stories-chat (served here)").wait_for(state="attached")
+        page.get_by_role("link", name="Chat").click()
+        page.get_by_label("Message").fill("Once")
+        page.keyboard.press("Enter")
+        page.locator(".answer[aria-busy=false]").wait_for()
+        page.route("**/explain/server", lambda route: route.fulfill(json=another))
+        page.locator("#served", has_text="another").wait_for()
+        assert page.title() == "Chat · another · Ridgeline"
+        assert page.locator(".answer").count() == 1
+        page.get_by_label("Message").fill("More")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.keyboard.press("Enter")
+        assert asked.value.post_data_json["model"] == "another"
+        page.get_by_role("link", name="Plan").click()
+        page.get_by_role("option", name="another (served here)").wait_for(state="attached")

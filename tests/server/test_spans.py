@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
@@ -125,6 +127,34 @@ def test_an_address_that_is_none_is_refused_at_the_start(endpoint: str) -> None:
         spans.open_spans(endpoint)
 
 
-def test_spans_reach_a_collector_and_one_that_is_away_harms_nobody() -> None:
-    opened = spans.open_spans("http://127.0.0.1:9/v1/traces")
-    assert isinstance(opened, spans.Spans)
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what is posted to it."""
+
+    def do_POST(self) -> None:
+        said = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append((self.path, self.headers["content-type"], said))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_spans_reach_the_collector_at_the_address_and_one_that_is_away_harms_nobody(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "open_spans", spans.open_spans)  # whatever the other tests have instead
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        collector.got = []
+        Thread(target=collector.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{collector.server_port}/collect/traces"
+        with serving(new_engine(chat_model), served_model_names=("m",), otlp_traces_endpoint=address) as server:
+            server.complete(model="m", prompt=SECRET, max_tokens=2, seed=97)
+            opened = server.server._service.spans
+            eventually(lambda: opened._provider.force_flush() and len(collector.got) > 0)
+        (path, kind, said), *_ = collector.got
+        collector.shutdown()
+    assert (path, kind) == ("/collect/traces", "application/x-protobuf")
+    assert b"text_completion m" in said and b"gen_ai.request.seed" in said and SECRET.encode() not in said
+    with serving(new_engine(chat_model), otlp_traces_endpoint=address) as server:  # nobody is there any more
+        assert server.complete(prompt=SECRET, max_tokens=2)["usage"]["completion_tokens"] == 2

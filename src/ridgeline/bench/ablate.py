@@ -149,7 +149,7 @@ def ablate(
 
 
 def _ordered(techniques: Sequence[str]) -> list[str]:
-    if unknown := [each for each in techniques if each not in NEEDS]:
+    if unknown := [each for each in techniques or ("",) if each not in NEEDS]:
         raise ConfigError(f"techniques are {', '.join(NEEDS)}; got {unknown[0][:40]!r}")
     for each in techniques:
         if (needed := NEEDS[each]) is not None and needed not in techniques:

@@ -17,6 +17,7 @@ from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
+from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Behind, Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.prices import forms_of
@@ -157,8 +158,8 @@ class Profiler:
         prompt = context - successive - _num_warm(num_steps) - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
-                f"{num_steps} timed steps of {batch} sequences do not fit in a context of {context} tokens: "
-                "raise --context or lower --steps"
+                f"the timed steps of {counted(batch, 'sequence')}, {num_steps} each, do not fit in a context of "
+                f"{counted(context, 'token')}: raise --context or lower --steps"
             )
         requests = [self._request(prompt, context - prompt) for _ in range(batch)]
         for request in requests:
@@ -170,7 +171,7 @@ class Profiler:
             self._loop.abort(request.request_id)
         while self._loop.step():  # what was in flight
             pass
-        profile = self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
+        profile = self._profile(f"decode of {batch:,} at {counted(context, 'token')}", steps, by_layer)
         return replace(profile, successive_step_s=successive_s)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False, count: int = 1) -> StepProfile:
@@ -181,17 +182,18 @@ class Profiler:
                 self._loop.submit(self._request(prompt, 1))
 
         steps, many = self._alternate(num_steps, ask), "" if count == 1 else f" for each of {count}"
-        return self._profile(f"prefill of {prompt:,} tokens{many}", steps, by_layer)
+        return self._profile(f"prefill of {counted(prompt, 'token')}{many}", steps, by_layer)
 
     def mixed(self, num_steps: int, limit_s: float) -> list[tuple[Load, Behind, float]]:
         """Run requests that come and go, some at a time and then more, for so many steps or seconds.
 
-        Return what each step computed, what it follows, and its seconds.
+        Return what each step computed, what it follows, and its seconds: the same steps each time.
         """
+        random = np.random.default_rng(0)
         loop, executor, longest = self._loop, self._engine.executor, max(5, min(MAX_MIXED, self.max_model_len // 2))
         # Made before: that takes as long as a step.
-        sizes = (2 ** self._random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
-        asked = [self._request(n, min(int(self._random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
+        sizes = (2 ** random.uniform(2, np.log2(longest), num_steps // 2)).astype(int).tolist()
+        asked = [self._request(n, min(int(random.integers(8, 48)), self.max_model_len - n)) for n in sizes]
         coming, started, first = iter(asked), time.monotonic(), loop.journal.steps.num_written
         executor.observer = None  # nobody looks between steps: where these are short, it would be much of their time
         for index in range(num_steps):
@@ -221,7 +223,9 @@ class Profiler:
             lengths = [tokens for tokens, _ in self._step(times_ops=False).load.spans]
             stats = self._loop.stats()
             if stats.num_preemptions or (stats.num_waiting and set(lengths) == {1}):
-                raise ConfigError(f"the cache has no room for {batch} sequences of {context} tokens: lower either")
+                raise ConfigError(
+                    f"the cache has no room for {counted(batch, 'sequence')} of {context} tokens: lower either"
+                )
             if lengths == [1] * batch:
                 return
 

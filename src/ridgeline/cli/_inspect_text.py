@@ -13,6 +13,7 @@ from rich.table import Table
 from ridgeline.backends.select import computes
 from ridgeline.cli._inspection import Inspection
 from ridgeline.cli._tables import new_table, plain_console
+from ridgeline.core.words import counted
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Shape
 from ridgeline.program.pricing import OpCost
@@ -26,8 +27,8 @@ def print_inspection(inspection: Inspection) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = plain_console()
     spec = inspection.spec
-    sizes = f"{len(spec.layers)} layers · hidden {spec.hidden_size:,} · vocabulary {spec.vocab_size:,}"
-    console.print(f"{spec.model_type} · {sizes} · context {spec.max_positions:,} tokens")
+    sizes = f"{counted(len(spec.layers), 'layer')} · hidden {spec.hidden_size:,} · vocabulary {spec.vocab_size:,}"
+    console.print(f"{spec.model_type} · {sizes} · context {counted(spec.max_positions, 'token')}")
     if quality := inspection.quality:
         console.print(f"measured quality: {quality.value} {quality.reason}")
     tables = (_parameters, _stored) if inspection.stored else (_parameters,)
@@ -140,7 +141,7 @@ def _steps(inspection: Inspection, console: Console) -> Table:
 
 def _kv(inspection: Inspection, console: Console) -> Table:
     lengths = sorted({inspection.spec.max_positions, inspection.context})
-    columns = ("group", "layers", "bytes/token", *(f"bytes at {length:,} tokens" for length in lengths))
+    columns = ("group", "layers", "bytes/token", *(f"bytes at {counted(length, 'token')}" for length in lengths))
     table = new_table(console, columns, title=f"KV cache of a sequence, {inspection.kv_dtype}")
     program, size = inspection.program, inspection.kv_element
     for group in cost.kv_groups(program, size):

@@ -7,6 +7,7 @@ from typing import cast
 
 from ridgeline.backends.select import computes
 from ridgeline.core.config import Choice, Dtype, KvDtype
+from ridgeline.core.words import counted
 from ridgeline.cost import account as cost
 from ridgeline.cost.roofline import costs_of
 from ridgeline.program.lower import lower
@@ -104,7 +105,7 @@ def examine(
         joined = [(tuple(op.label for op in group.ops), element) for group in groups]
         return StepCost(name, load, costs_of(program, pieces, load), costs_of(program, joined, load))
 
-    decode = price(f"decode of {batch:,} at {context:,} tokens", Load.decode(batch, context))
+    decode = price(f"decode of {batch:,} at {counted(context, 'token')}", Load.decode(batch, context))
     prefill = price(f"prefill of {prompt:,}", Load(((prompt, prompt),), num_rows=1))
     return Inspection(spec, program, groups, weights_in, kv_in, batch, context, prompt, decode, prefill)
 

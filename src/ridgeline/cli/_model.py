@@ -8,6 +8,7 @@ import typer
 
 from ridgeline.cli._options import Sampling
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.words import counted
 
 if TYPE_CHECKING:
     from ridgeline.engine.llm import LLM
@@ -49,7 +50,10 @@ def summary(outputs: "Sequence[CompletionOutput]") -> str:
     num_tokens = sum(len(output.token_ids) for output in outputs)
     timings = [output.timings for output in outputs if output.timings]
     elapsed_s = max((timing.latency_s for timing in timings), default=0.0)
-    parts = [f"{num_tokens} tokens in {elapsed_s:.2f} s", f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s"]
+    parts = [
+        f"{counted(num_tokens, 'token')} in {elapsed_s:.2f} s",
+        f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s",
+    ]
     if ttfts_s := [timing.ttft_s for timing in timings if timing.ttft_s is not None]:
         parts.append(f"TTFT {min(ttfts_s) * 1e3:.0f} ms")
     if tpots_s := [timing.tpot_s for timing in timings if timing.tpot_s is not None]:

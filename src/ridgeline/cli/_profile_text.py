@@ -7,6 +7,7 @@ from rich.console import Console
 from ridgeline.bench.profile import LAYERS, OpProfile, StepProfile
 from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.core.config import Choice
+from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Calibration
 from ridgeline.cost.hardware import Hardware
 
@@ -22,10 +23,9 @@ def print_profiles(
 ) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = plain_console()
-    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     at = f" at {hardware.machine.isa_level}" if hardware.machine.isa_level else ""
     console.print(
-        f"Ceilings of {threads}{at}: {hardware.stream(num_threads) / 1e9:.1f} GB/s from memory, "
+        f"Ceilings of {counted(num_threads, 'thread')}{at}: {hardware.stream(num_threads) / 1e9:.1f} GB/s from memory, "
         f"{hardware.cached(num_threads) / 1e9:.1f} GB/s from the cache"
     )
     peaks = {kind: hardware.peak(kind, num_threads) for kind in hardware.ops_per_s}

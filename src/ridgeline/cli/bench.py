@@ -9,6 +9,7 @@ from rich.console import Console
 from ridgeline.bench.load import Load
 from ridgeline.cli._options import GoodputOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.words import counted
 
 if TYPE_CHECKING:
     from ridgeline.bench.offline import OfflineRun
@@ -126,7 +127,7 @@ def offline(
 
     def on_run(system_name: str, run: "OfflineRun") -> None:
         tokens = sum(map(len, run.token_ids))
-        console.print(f"{system_name}: {tokens} tokens in {run.log.duration_s:.2f} s", highlight=False)
+        console.print(f"{system_name}: {counted(tokens, 'token')} in {run.log.duration_s:.2f} s", highlight=False)
 
     report = measure(
         engine,

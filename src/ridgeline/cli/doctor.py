@@ -41,6 +41,8 @@ def doctor(
 
     if sum(each is not None for each in (journal, url, model)) != 1:
         raise ConfigError("give one of these: a file of --journal, the --url of a server, or a --model to try")
+    if request and trace:
+        raise ConfigError("--trace has all sequences of a journal: give it or --request")
     if url is not None and (request or trace):
         raise ConfigError("--request and --trace are of a journal; a server's pages show its requests")
     with _tried(model) if model is not None else nullcontext(journal) as path:
@@ -95,9 +97,13 @@ def _tried(model: str) -> Generator[Path]:
 def _write(out: Path, found: Mapping[str, Any]) -> None:
     """Write a trace. Raises ConfigError where that cannot be."""
     from ridgeline.core.errors import ConfigError
+    from ridgeline.core.files import write_whole
+    from ridgeline.core.words import counted
 
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out} cannot be written: there is no folder {out.parent}")
     try:
-        out.write_bytes(msgspec.json.encode(found))
+        write_whole(out, msgspec.json.encode(found))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    typer.echo(f"{len(found['traceEvents']):,} events in {out}: open it at https://ui.perfetto.dev")
+    typer.echo(f"{counted(len(found['traceEvents']), 'event')} in {out}: open it at https://ui.perfetto.dev")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
 
 if TYPE_CHECKING:
     from ridgeline.backends.probe import NativeModule
@@ -109,8 +110,8 @@ def _print_tunings(console: Console, tunings: "Sequence[KernelTuning]") -> None:
         return
     console.print("\nKernels chosen at a model's first start: --tuning default ignores them, --again forgets them")
     for tuning in tunings:
-        threads = "1 thread" if tuning.num_threads == 1 else f"{tuning.num_threads} threads"
-        console.print(f"{tuning.kind}, {threads}, {tuning.read_bytes_per_s / 1e9:.1f} GB/s read, {tuning.measured_at}")
+        read = f"{tuning.read_bytes_per_s / 1e9:.1f} GB/s read"
+        console.print(f"{tuning.kind}, {counted(tuning.num_threads, 'thread')}, {read}, {tuning.measured_at}")
         for each in tuning.choices:
             if each.variant == each.default:
                 console.print(f"  {each.choice}={each.variant}, the default")
@@ -128,7 +129,7 @@ def _print_table(
     if not rows:
         return
     counts = sorted({count for by_threads in rows.values() for count in by_threads})
-    columns = ["1 thread" if count == 1 else f"{count} threads" for count in counts]
+    columns = [counted(count, "thread") for count in counts]
     table = new_table(console, ["", *columns, *(["ridge, op/byte"] if ridges else [])], title=title)
     for name, by_threads in rows.items():
         giga = [[each / 1e9 for each in astuple(by_threads[count])] for count in counts]

@@ -37,6 +37,7 @@ def plan(
     from ridgeline.bench.metrics import summarize
     from ridgeline.core.errors import ConfigError
     from ridgeline.core.slo import parse_slos
+    from ridgeline.core.words import counted
     from ridgeline.explain.planner import HEAD, VERIFIED, compared, run_here
     from ridgeline.explain.planner import plan as planned
     from ridgeline.explain.simulation import requests_of
@@ -59,7 +60,8 @@ def plan(
         for reason in (*filter(None, [found.command]), *found.reasons):
             typer.echo(f"  {reason}")
         sizes = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:,.0f} MB" for name, size in found.memory.items())
-        typer.echo(f"  memory: {sizes}\nNo other of {len(found.candidates)} candidates is faster for all and for each:")
+        candidates = counted(len(found.candidates), "candidate")
+        typer.echo(f"  memory: {sizes}\nNo other of {candidates} is faster for all and for each:")
         for name, *cells in (HEAD, *(each.line() for each in found.front)):
             typer.echo(f"  {name:52}" + "".join(f"{cell:>24}" for cell in cells))
         for name, one, other in pairs:

@@ -63,6 +63,11 @@ def key_of(work: OpTiming) -> str:
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
 
 
+def keys_of(pieces: Iterable[OpTiming]) -> str:
+    """Return the name of what a model's steps are made of."""
+    return ", ".join(sorted({key_of(piece) for piece in pieces}))
+
+
 class Behind(NamedTuple):
     """Says how many steps ago one was laid out anew, and whether sequences of the last step are gone.
 
@@ -181,6 +186,8 @@ class Calibration:
     """Holds the efficiencies of a machine by key. `held_out_error` is the median over loads left out of the fit.
 
     Shares are those of `stream_bytes_per_s` and `ops_per_s`, the ceilings of the same minutes, where these are known.
+    `rests` are those of models by `keys_of` their pieces, `rest` is the last one. At the mean steps take `mean` times
+    what is predicted: what else a machine does makes some much longer, and none shorter.
     """
 
     version: int
@@ -189,6 +196,8 @@ class Calibration:
     efficiencies: Mapping[str, Efficiency]
     held_out_error: float | None
     rest: Rest | None = None  # None: not measured
+    rests: Mapping[str, Rest] = field(default_factory=dict[str, Rest])
+    mean: float = 1.0
     stream_bytes_per_s: float | None = None
     ops_per_s: Mapping[InputKind, float] = field(default_factory=dict[InputKind, float])
 
@@ -196,6 +205,10 @@ class Calibration:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
         known = self.efficiencies.get(key)
         return None if known is None else known.predict(compute_s, memory_s, num_tokens)
+
+    def rest_of(self, pieces: Iterable[OpTiming]) -> Rest | None:
+        """Return what is around the ops of a model: the last one's where its own was not measured."""
+        return self.rests.get(keys_of(pieces), self.rest)
 
     def rebased(self, newer: "Calibration") -> Mapping[str, Efficiency]:
         """Return the efficiencies as shares of the ceilings of a newer calibration."""
@@ -250,16 +263,15 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:
     """Return the shares that samples with one limit far above the other have at the median, and their errors."""
 
-    def share(limits: Sequence[tuple[float, float, float]], dominant: float) -> float | None:
+    def share(limits: Sequence[tuple[float, float, float]], dominant: float = DOMINANT) -> float | None:
         bound = [(one, measured) for one, other, measured in limits if one > 0 and one >= dominant * other]
         ratios = [one / (measured - overhead_s) for one, measured in bound]
-        return min(max(median(ratios), BOUNDS[0]), BOUNDS[1]) if ratios else None
+        if not ratios:  # where the limits are always about as long, the longer one decides
+            return share(limits, 1.0) if dominant > 1 else None
+        return min(max(median(ratios), BOUNDS[0]), BOUNDS[1])
 
-    compute = memory = None
-    for dominant in (DOMINANT, 1.0):  # where the limits are always about as long, the longer one decides
-        if compute is None and memory is None:
-            compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples], dominant)
-            memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples], dominant)
+    compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples])
+    memory = share([(s.memory_s, s.compute_s, s.measured_s) for s in samples])
     return _judged(Efficiency(compute, memory, power, overhead_s), samples)
 
 

@@ -223,15 +223,16 @@ def cache_path(machine: Machine) -> Path:
 
 
 def save_calibration(machine: Machine, calibration: Calibration) -> Path:
-    """Cache efficiencies, with those of other kinds of ops that were cached for as many threads.
+    """Cache efficiencies and what is around ops, with those of others that were cached for as many threads.
 
     Raises OSError and ConfigError.
     """
     cached = _read(machine)
     same = load_calibration(machine, calibration.num_threads)
     merged = {**(same.rebased(calibration) if same else {}), **calibration.efficiencies}
+    rests = {**(same.rests if same else {}), **calibration.rests}
     others = (each for each in cached.calibrations if each.num_threads != calibration.num_threads)
-    return _write(replace(cached, calibrations=(*others, replace(calibration, efficiencies=merged))))
+    return _write(replace(cached, calibrations=(*others, replace(calibration, efficiencies=merged, rests=rests))))
 
 
 def load_calibration(machine: Machine, num_threads: int) -> Calibration | None:

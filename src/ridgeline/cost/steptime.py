@@ -62,9 +62,14 @@ class StepTime:
         self._sampling, self._program = [key_of(p) for p in pieces if not (p.ops or is_limit)], program
         self._bytes: dict[tuple[int, int], float] = {}
         self._fixed_s: dict[tuple[int, int, bool], float] = {}
-        fitted = calibration.rest if calibration is not None else None
+        fitted = calibration and calibration.rest_of(pieces)
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
+        self._mean = 1.0 if calibration is None or is_limit else calibration.mean
+
+    def mean_seconds(self, load: Load, behind: Behind) -> float:
+        """Return the predicted seconds of such a step at the mean, for sums of many: half of them are shorter."""
+        return self._mean * self.seconds(load, behind)
 
     def seconds(self, load: Load, behind: Behind | None = None) -> float:
         """Return the predicted seconds of a step; None: what computes prompts is laid out anew, all else is not."""

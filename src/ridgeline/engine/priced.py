@@ -106,7 +106,7 @@ class StepPrices:
         kv_bytes = cost.kv_read_bytes + cost.kv_write_bytes
         _add(sums.num_bytes, {"weights": cost.weight_bytes, "kv": kv_bytes, "activations": cost.activation_bytes})
         is_fitted = time.is_rest_fitted and not time.unfitted
-        _add(sums.predicted_s, {"calibrated" if is_fitted else "prior": predicted_s})
+        _add(sums.predicted_s, {"calibrated" if is_fitted else "prior": time.mean_seconds(asked, behind)})
         _add(sums.limit_s, limit_s)
         if is_fitted and limit_s:
             self._shares[max(limit_s, key=limit_s.__getitem__)].append(predicted_s / measured_s)

@@ -11,6 +11,7 @@ from ridgeline.cache import layout as layouts
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
 from ridgeline.decoding.draft_control import EXTRA_TOKENS
 from ridgeline.program.op import State
 
@@ -125,7 +126,7 @@ def _choose_budget(
     )
     share = max(0, int(free_bytes * CACHE_SHARE * own_share))
     if wanted <= share:
-        return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {length} tokens")
+        return wanted, Choice(f"{wanted:,}", f"{counted(max_num_seqs, 'sequence')} of {length} tokens")
     beside = "" if own_share == 1 else ", less a draft model's part"
     return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory{beside}")
 

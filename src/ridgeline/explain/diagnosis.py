@@ -13,6 +13,7 @@ from ridgeline.bench.metrics import Results
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
 from ridgeline.engine.journal import step_seconds
 from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
@@ -53,12 +54,12 @@ class Diagnosis:
     def sentence(self) -> str:
         """The outcome in words."""
         sure = "" if abs(self.match - 1) <= 0.15 else "; low confidence, the simulation is not what was measured"
-        found = _counted(len(self.findings), "finding") if self.findings else "nothing to change"
+        found = counted(len(self.findings), "finding") if self.findings else "nothing to change"
         how = "simulated as it was, steps take"
         if not self.is_simulated:
             how, sure = "it drafts, and that is not simulated: no gains are known; steps are predicted to take", ""
         return (
-            f"{_counted(self.num_steps, 'step')} of {_counted(self.num_requests, 'request')}: {found} "
+            f"{counted(self.num_steps, 'step')} of {counted(self.num_requests, 'request')}: {found} "
             f"({how} {self.match:.2f} of the measured time{sure})"
         )
 
@@ -85,10 +86,6 @@ class Diagnosis:
         return html_table(self.sentence, HEAD, self.lines())
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
 def doctor(journal: Recording | Path | str) -> Diagnosis:
     """Return what makes an engine slow, by a recording or a file of `--journal`.
 
@@ -105,7 +102,7 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     machine = recorded_machine(setup)
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
     if drafts:
-        seconds = machine.step_time.seconds
+        seconds = machine.step_time.mean_seconds
         match = float(sum(seconds(load, behind) for load, behind, _ in recording.timed()) / measured_s)
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)

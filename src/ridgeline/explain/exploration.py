@@ -39,7 +39,8 @@ class Figure:
                 if abs(value) >= scale:
                     return f"{value / scale:,.4g} {prefix}{self.unit}"
         digits = f"{value:,.0f}" if value == int(value) or abs(value) >= 1e4 else f"{value:,.4g}"
-        return f"{digits}{self.unit}" if self.unit == "×" else f"{digits} {self.unit}".rstrip()
+        unit = self.unit.removesuffix("s") if digits == "1" and self.unit != "s" else self.unit
+        return f"{digits}{unit}" if unit == "×" else f"{digits} {unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

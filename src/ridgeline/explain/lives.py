@@ -10,14 +10,27 @@ import numpy as np
 from ridgeline.core.errors import ConfigError
 from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS, load_of
 from ridgeline.engine.recording import Recording, recording_of
+from ridgeline.explain.exploration import frame, html_table
 from ridgeline.explain.machine import recorded_machine
 
 HEAD = ("step", "at_ms", "kind", "tokens", "start", "sequences", "limit_ms", "predicted_ms", "measured_ms")
 DECODING = ("alone", "batch-mates", "others' prefill", "unexplained")
 
 
-def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
-    """Return what a sequence went through, as plain data in milliseconds since it came; `steps` has the columns `head`.
+class Life(dict[str, Any]):
+    """Holds plain data by name. In a notebook it shows itself as a table of its steps."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a record for each step. Raises ConfigError without pandas."""
+        return frame([dict(zip(HEAD, step)) for step in self["steps"]])
+
+    def _repr_html_(self) -> str:
+        rows = [[f"{each:,.3f}" if isinstance(each, float) else str(each) for each in step] for step in self["steps"]]
+        return html_table(self["sentence"], HEAD, rows)
+
+
+def life(journal: Recording | Path | str, seq_id: int) -> Life:
+    """Return what a sequence went through, in milliseconds since it came; `steps` has the columns `head`.
 
     Measured: `parts`, `waits`, `between steps`, where drafts are made; `unexplained` is measured less predicted; the
     rest of `decoding` is predicted, of that `provenance`. Raises ConfigError for one that did not end, and for steps
@@ -56,9 +69,11 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
     queue_ms, first_ms, end_ms = (1e3 * float(output[name]) for name in ("queue_s", "ttft_s", "latency_s"))
     first_ms = end_ms if np.isnan(first_ms) else first_ms
     parts = {"queue": queue_ms, "prefill": first_ms - queue_ms, "decode": end_ms - first_ms}
-    decoding["between steps"] = end_ms - first_ms - sum(decoding.values())
+    between_ms = end_ms - first_ms - sum(decoding.values())
+    decoding["unexplained"] += min(between_ms, 0.0)
+    decoding["between steps"] = max(between_ms, 0.0)
     said = f"{_words(parts)}. It waited for: {_words(waits) or 'nothing'}. Decode: {_words(decoding)}"
-    return {
+    plain = {
         "sentence": f"Sequence {seq_id} took {end_ms:,.1f} ms: {said} [{machine.provenance}].",
         "provenance": machine.provenance,
         "tokens": {name: int(output[f"num_{name}"]) for name in ("prompt", "cached", "output", "preemptions")},
@@ -69,6 +84,7 @@ def life(journal: Recording | Path | str, seq_id: int) -> Mapping[str, Any]:
         "head": HEAD,
         "steps": steps,
     }
+    return Life(plain)
 
 
 def _words(times: Mapping[str, float]) -> str:

@@ -16,6 +16,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.core.words import counted
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.datasheets import Datasheet, datasheet
 from ridgeline.cost.efficiency import OpTiming
@@ -92,7 +93,7 @@ def _here(config: EngineConfig) -> SimulatedMachine:
     hardware = ceilings(find_native(), config.backend.isa)
     num_threads, _ = choose_threads(config)
     level = hardware.machine.isa_level or "no native code"
-    name = f"this machine ({hardware.machine.cpu_model}, {num_threads} threads, {level})"
+    name = f"this machine ({hardware.machine.cpu_model}, {counted(num_threads, 'thread')}, {level})"
     program, max_positions = model.program, model.spec.max_positions
     setup, time = _setup(config, plan, program, max_positions), step_time_here(config, program, plan)
     return SimulatedMachine(name, model.folder.name, setup, time, plan, program, max_positions)

@@ -5,8 +5,10 @@ must hold where steps take a tenth longer than predicted. Must not import torch.
 """
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
@@ -16,6 +18,7 @@ from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import table
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
@@ -30,6 +33,7 @@ SLOWER = 1.1
 SHARE = 0.95  # of the requests, which must meet every objective
 SAME = 0.02  # of throughput: less is no reason to change an option
 HEAD = ("", "output tokens/s", "requests that meet all", "TTFT p50, ms", "TPOT p50, ms")
+SEARCHED = {"--max-num-seqs": "max_num_seqs", "--max-num-batched-tokens": "max_num_batched_tokens"}
 LOSSY = {"--quantize", "--kv-dtype"}
 VERIFIED = 0.15
 
@@ -82,6 +86,7 @@ class Plan:
     machine: str
     slos: Sequence[Slo]
     chosen: Candidate
+    given: Sequence[str]  # options that are not searched and not the defaults, as they are typed
     reasons: Sequence[str]
     front: Sequence[Candidate]
     candidates: Sequence[Candidate]
@@ -101,23 +106,23 @@ class Plan:
     def sentence(self) -> str:
         """The plan in words."""
         wanted, chosen = ", ".join(_objective(slo.metric, slo.limit_ms) for slo in self.slos), self.chosen
-        found = f"{chosen.tokens_per_s:,.1f} output tokens/s"
+        name, found = Path(self.model).name, f"{chosen.tokens_per_s:,.1f} output tokens/s"
         if self.slos:
             found += f", {chosen.attainment:.0%} of requests within all"
         if self.is_met:
             wanted = wanted or "the highest throughput"
-            return f"For {wanted} of {self.model} on {self.machine}: serve with {chosen.name}: {found}."
+            return f"For {wanted} of {name} on {self.machine}: serve with {chosen.name}: {found}."
         reached = ", ".join(_objective(slo.metric, each) for slo, each in zip(self.slos, chosen.within_ms))
         return (
-            f"No configuration searched meets {wanted} for {SHARE:.0%} of the requests to {self.model} on "
+            f"No configuration searched meets {wanted} for {SHARE:.0%} of the requests to {name} on "
             f"{self.machine}. The nearest is {chosen.name}, predicted {reached} for as many: {found}."
         )
 
     @property
     def command(self) -> str | None:
         """The command that serves so; None where nothing meets the objectives."""
-        options = (f"{k} {v}" for k, v in self.chosen.changes.items())
-        return " ".join(["ridgeline serve", self.model, *options]) if self.is_met else None
+        options = itertools.chain(self.given, *self.chosen.changes.items())
+        return shlex.join(["ridgeline", "serve", self.model, *options]) if self.is_met else None
 
     def as_json(self) -> Mapping[str, Any]:
         """Return everything as plain data."""
@@ -202,6 +207,7 @@ def plan(
         machine=chosen.machine.name,
         slos=slos,
         chosen=chosen,
+        given=_given(config),
         reasons=_reasons(chosen, candidates, slos),
         front=_front(candidates),
         candidates=candidates,
@@ -262,7 +268,7 @@ def _candidate(
 ) -> Candidate:
     scheduler, standard = machine.setup.config.scheduler, EngineConfig.of("any").scheduler
     changes = dict(flags)
-    for flag, field in (("--max-num-seqs", "max_num_seqs"), ("--max-num-batched-tokens", "max_num_batched_tokens")):
+    for flag, field in SEARCHED.items():
         if getattr(scheduler, field) != getattr(standard, field):
             changes[flag] = str(getattr(scheduler, field))
     found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
@@ -275,6 +281,21 @@ def _candidate(
         attainment = slow.results.goodput.attainment
         within = [within_ms(slow.log, slo.metric, SHARE) for slo in slos]
     return Candidate(machine, changes, found.results, attainment, within, found.provenance)
+
+
+def _given(config: EngineConfig) -> Sequence[str]:
+    typed: list[str] = []
+    for row in table(EngineConfig):
+        value = getattr(getattr(config, row.part) if row.part else config, row.field)
+        if value == row.default or row.flag in SEARCHED:
+            continue
+        if row.type is bool:
+            typed.append(row.flag if value else f"--no-{row.flag.removeprefix('--')}")
+        elif row.field == "adapters":
+            typed += [word for name, path in config.adapters.items() for word in (row.flag, f"{name}={path}")]
+        else:
+            typed += [row.flag, str(value)]
+    return typed
 
 
 def _objective(metric: str, limit_ms: float) -> str:

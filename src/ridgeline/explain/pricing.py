@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
 from ridgeline.cost.account import kv_bytes, weight_bytes
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.prices import price_groups
@@ -65,7 +66,7 @@ class Price:
         held = self.weight_bytes + self.kv_bytes
         known += "" if self.fits else f"; it does not fit: weights and cache are {held / 1e9:,.1f} GB"
         return (
-            f"{self.load.num_tokens:,} tokens of {self.model} on {self.card} take at least "
+            f"{counted(self.load.num_tokens, 'token')} of {self.model} on {self.card} in at least "
             f"{self.limit_s * 1e3:,.3f} ms, {self.load.num_tokens / self.limit_s:,.0f} tokens/s: "
             f"{cost.flops / 1e9:,.4g} GFLOP and {cost.num_bytes / 1e9:,.4g} GB{known}."
         )

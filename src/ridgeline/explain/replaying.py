@@ -7,14 +7,16 @@ Must not import torch.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult
+from ridgeline.core.words import counted
 from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, rows_along, sample_row
@@ -22,6 +24,7 @@ from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import MemoryRecorder, Recording, recording_of
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.sharing import SlotCap
+from ridgeline.explain.exploration import frame, html_table
 from ridgeline.explain.simulation import FakeClock, PricedExecutor, simulated_loop
 
 STOP_ID = -1
@@ -44,9 +47,17 @@ class Replay:
     @property
     def sentence(self) -> str:
         """The outcome in words."""
+        steps = counted(self.num_steps, "step")
         if not self.difference:
-            return f"{self.num_steps:,} steps of {self.num_requests:,} requests: all plans are identical"
-        return f"{self.num_equal:,} of {self.num_steps:,} steps are identical; {self.difference}"
+            return f"{steps} of {counted(self.num_requests, 'request')}: all plans are identical"
+        return f"{self.num_equal:,} of {steps} came out identical; {self.difference}"
+
+    def to_pandas(self) -> Any:
+        """Return the counts as a pandas.DataFrame of one record. Raises ConfigError without pandas."""
+        return frame([asdict(self)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.sentence, list(asdict(self)), [list(map(str, asdict(self).values()))])
 
 
 class RecordedTokens:
@@ -250,7 +261,8 @@ def _require_ended(recording: Recording) -> None:
     open_ids = sorted(set(recording.spans["seq_id"].tolist()) - ended)
     if open_ids:
         raise ConfigError(
-            f"{len(open_ids)} sequences of the journal had not ended when it was closed (the first is {open_ids[0]}): "
+            f"{counted(len(open_ids), 'sequence')} of the journal had not ended when it was closed "
+            f"(the first is {open_ids[0]}): "
             "a run can be replayed once all its requests have ended"
         )
 

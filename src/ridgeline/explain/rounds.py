@@ -14,6 +14,7 @@ from ridgeline.backends.select import offers
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.core.words import counted
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.model import open_model
@@ -91,7 +92,9 @@ def break_even(
             continue
         length = min(context or 1024, machine.max_positions - max(DRAFTS))
         rounds += _rounds(scheme or "as stored", machine, length, _drafting(asked, hardware, length))
-        says = says or f"{machine.model} on {machine.name}, {length:,} tokens a sequence [{machine.provenance}]"
+        says = (
+            says or f"{machine.model} on {machine.name}, {counted(length, 'token')} a sequence [{machine.provenance}]"
+        )
     return BreakEven(says, rounds)
 
 

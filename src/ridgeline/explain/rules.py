@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.words import counted
 from ridgeline.engine.journal import load_of
 from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.exploration import Provenance
@@ -93,7 +94,11 @@ def _threads(e: Evidence, *, few: bool) -> Sign | None:
     threads, cores = e.config.num_threads, e.setup.num_cores
     if threads is None or cores is None or threads == cores or (threads < cores) is not few:
         return None
-    return Sign(f"{threads} threads on {cores} cores", f"--num-threads {cores}", replace(e.config, num_threads=cores))
+    return Sign(
+        f"{counted(threads, 'thread')} on {counted(cores, 'core')}",
+        f"--num-threads {cores}",
+        replace(e.config, num_threads=cores),
+    )
 
 
 def _lost_time(e: Evidence, counters: Sequence[str], flag: str) -> Sign | None:
@@ -112,7 +117,7 @@ def _thermal(e: Evidence) -> Sign | None:
     told = frequency[~np.isnan(frequency)]
     clock = f", {told.mean() / 1e9:.1f} of {told.max() / 1e9:.1f} GHz" if len(told) else ""
     cure = float(told.max() / told.mean()) if len(told) else None
-    return Sign(f"throttled {events:.0f} times{clock}", "cool it", cure)
+    return Sign(f"throttled {counted(round(events), 'time')}{clock}", "cool it", cure)
 
 
 def _faults(e: Evidence, *, swapped: bool) -> Sign | None:
@@ -123,7 +128,9 @@ def _faults(e: Evidence, *, swapped: bool) -> Sign | None:
     stalled = e.share_of_time("memory_stall_s" if swapped else "io_stall_s")
     out = f", {swap_bytes / 1e6:,.0f} MB are swapped out" if swapped else ""
     flag = "give it memory: a smaller --kv-cache-bytes, --quantize, or fewer neighbours"
-    return Sign(f"{faults:,.0f} pages read from a disk{out}", flag, None if stalled is None else _without(stalled))
+    return Sign(
+        f"{counted(round(faults), 'page')} read from a disk{out}", flag, None if stalled is None else _without(stalled)
+    )
 
 
 def _numa(e: Evidence) -> Sign | None:
@@ -171,8 +178,8 @@ def _slots(e: Evidence) -> Sign | None:
     more = min(256, max(4 * limits.max_num_seqs, 16))
     room = max(limits.max_num_batched_tokens, more)
     changed = _changed(e, "scheduler", max_num_seqs=more, max_num_batched_tokens=room)
-    most = e.recording.steps["num_spans"].max()
-    evidence = f"the queue waits for slots {share:.0%} of the time, {most} sequences at most"
+    most = int(e.recording.steps["num_spans"].max())
+    evidence = f"the queue waits for slots {share:.0%} of the time, {counted(most, 'sequence')} at most"
     return Sign(evidence, f"--max-num-seqs {more}", changed) if share > WAITS else None
 
 
@@ -184,7 +191,7 @@ def _with_budget(e: Evidence, evidence: str) -> Sign:
 def _budget_low(e: Evidence) -> Sign | None:
     steps, budget = e.recording.steps, e.config.scheduler.max_num_batched_tokens
     full = steps["run_s"][steps["num_tokens"] >= budget].sum() / e.busy_s
-    evidence = f"steps are full {full:.0%} of the time, at {budget} tokens"
+    evidence = f"steps are full {full:.0%} of the time, at {counted(budget, 'token')}"
     return _with_budget(e, evidence) if budget < LOW_BUDGET and full > WAITS else None
 
 
@@ -211,7 +218,7 @@ def _preemption(e: Evidence) -> Sign | None:
     needed = int((outputs["num_tokens"] - 1 - outputs["num_cached"]).sum())
     again = int(spans["num_tokens"][np.isin(spans["seq_id"], outputs["seq_id"])].sum()) / max(1, needed) - 1
     preemptions = int((e.recording.decisions["kind"] == 1).sum())
-    evidence = f"{again:.0%} of the tokens are computed again, {preemptions} preemptions"
+    evidence = f"{again:.0%} of the tokens are computed again, {counted(preemptions, 'preemption')}"
     return _larger_cache(e, evidence) if preemptions and again > RECOMPUTED else None
 
 

@@ -25,6 +25,7 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
+from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
@@ -65,7 +66,7 @@ class RecordedPace:
     """
 
     def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
-        seconds, timed = machine.step_time.seconds, list(recording.timed())
+        seconds, timed = machine.step_time.mean_seconds, list(recording.timed())
         self._predicted = np.cumsum([0.0, *(seconds(load, behind) for load, behind, _ in timed)])
         self._measured = np.cumsum([0.0, *(measured_s for _, _, measured_s in timed)])
         self._at_s = 0.0
@@ -164,12 +165,12 @@ class Simulation:
         """The run in words."""
         found = self.results
         return (
-            f"{found.completed:,} requests to {self.model} on {self.machine}: "
+            f"{counted(found.completed, 'request')} to {self.model} on {self.machine}: "
             f"{found.output_throughput_tok_per_s:,.1f} output tokens/s, "
             f"{found.request_throughput_per_s:,.3g} requests/s, "
-            f"{self.num_steps:,} steps of {self.mean_running:.1f} sequences, KV cache up to {self.kv_peak_share:.0%} "
-            f"full, {self.num_preemptions:,} preemptions, {found.cached_prompt_tokens:,} of {found.prompt_tokens:,} "
-            f"prompt tokens cached."
+            f"{counted(self.num_steps, 'step')} of {self.mean_running:.1f} sequences, KV cache up to "
+            f"{self.kv_peak_share:.0%} full, {counted(self.num_preemptions, 'preemption')}, "
+            f"{found.cached_prompt_tokens:,} of {found.prompt_tokens:,} prompt tokens cached."
         )
 
     def lines(self) -> Sequence[Sequence[str]]:
@@ -261,7 +262,7 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    seconds, behind, last, num_tokens = machine.step_time.seconds, Behind(0), set[int](), 0
+    seconds, behind, last, num_tokens = machine.step_time.mean_seconds, Behind(0), set[int](), 0
 
     def lasting(plan: StepPlan) -> float:
         nonlocal behind, last, num_tokens

@@ -124,8 +124,9 @@ def _said(ways: Sequence[Way]) -> str:
     if not fitting:
         return "weights and cache fit no way."
     first, fastest = min(fitting, key=lambda each: each.step_s), max(fitting, key=lambda each: each.tokens_per_s)
+    other = "" if fastest is first else f" {fastest.name}"
     unknown = "; what links carry is unknown and not counted" if any(each.network_s is None for each in ways) else ""
     return (
-        f"{first.name} has the shortest step, {first.step_s * 1e3:,.3f} ms, "
-        f"{fastest.name} the most tokens/s, {fastest.tokens_per_s:,.0f}{unknown}."
+        f"{first.name} has the shortest step, {first.step_s * 1e3:,.3f} ms,"
+        f"{other or ' and'} the most tokens/s, {fastest.tokens_per_s:,.0f}{unknown}."
     )

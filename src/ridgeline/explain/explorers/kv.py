@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from ridgeline.core.words import counted
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import kv_bytes, memory
 
@@ -25,11 +26,11 @@ def explore(
     entries = f"2 · {layers} · {kv_heads} · {head_dim} · {element_bytes}"
     figures = (
         Figure("per_token", size(1), "B", f"{entries} and scales", "counted"),
-        Figure("per_sequence", size(context), "B", f"{context:,} tokens", "counted"),
-        Figure("all", whole, "B", f"{batch:,} sequences", "counted"),
+        Figure("per_sequence", size(context), "B", counted(context, "token"), "counted"),
+        Figure("all", whole, "B", counted(batch, "sequence"), "counted"),
         Figure("share", share, "share", "of the card's memory", "datasheet"),
     )
     beside = "the owner chooses the memory" if share is None else f"{share:.1%} of the card's memory"
-    sentence = f"{batch:,} × {context:,} tokens keep {whole / 1e9:,.4g} GB: {beside}."
+    sentence = f"{batch:,} × {counted(context, 'token')} keep {whole / 1e9:,.4g} GB: {beside}."
     series = Series("growth", "tokens", "B", [(tokens, size(tokens)) for tokens in (2.0**i for i in range(8, 21))])
     return sentence, figures, (series,)

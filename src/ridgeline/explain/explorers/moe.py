@@ -1,6 +1,7 @@
 """Mixture of experts: how many experts a batch reads, and what that leaves of the saving."""
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.words import counted
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.program.ops.experts import distinct_experts
 
@@ -20,6 +21,8 @@ def explore(experts: int = 8, top_k: int = 2, batch: int = 8) -> Found:
         Figure("share", here / experts, "share", f"of {experts}", "counted"),
         Figure("rows", rows, "tokens", "of each expert that is read: its intensity", "counted"),
     )
-    sentence = f"{batch:,} tokens read {here:.2f} of {experts} experts, each for {rows:.1f} tokens."
+    sentence = (
+        f"{counted(batch, 'token')} at once: {here:.2f} of {experts} experts are read, each for {rows:.1f} tokens."
+    )
     series = Series("experts", "tokens", "experts", [(1 << i, read(1 << i)) for i in range(11)])
     return sentence, figures, (series,)

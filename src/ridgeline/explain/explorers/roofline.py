@@ -1,5 +1,6 @@
 """Arithmetic intensity of a matrix product, and what share of a card's peak it can reach."""
 
+from ridgeline.core.words import counted
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import bandwidth, linear_intensity, peak, ridge
 
@@ -26,5 +27,7 @@ def explore(tokens: int = 1, rows: int = 4096, columns: int = 11008, card: str =
         bound = "compute-bound"
     reach = "an unknown share" if share is None else f"at most {share:.2%}"
     series = Series("roofline", "tokens", "FLOP/s", [(float(1 << i), reached(1 << i)) for i in range(15)])
-    sentence = f"{tokens:,} tokens are {bound}: {intensity:,.4g} FLOPs per byte reach {reach} of the peak."
+    sentence = (
+        f"{counted(tokens, 'token')} at once: {bound}; {intensity:,.4g} FLOPs per byte reach {reach} of the peak."
+    )
     return sentence, figures, (series,)

@@ -43,9 +43,18 @@ function show(alive, words) {
   $("served").textContent = words;
 }
 
+// Another server is behind the address: pages are made anew, but for what somebody wrote, which goes on with its model.
+function renew(found) {
+  Object.assign(server, found);
+  for (const [id, page] of shown) if (!page.keeps || !page.keeps()) shown.delete(id);
+  navigate();
+}
+
 async function check() {
   try {
     await fetch(url("ready"), { credentials: "omit" }).then((r) => r.ok || Promise.reject(r));
+    const found = await get("explain/server");
+    if (JSON.stringify(found) !== JSON.stringify(server)) renew(found);
     show(true, server.models[0]);
     $("banner").hidden = true;
   } catch (problem) {

@@ -100,7 +100,7 @@ function axes(x, y, known) {
   const up = scale(known.map(([, b]) => b), SIZE.height - MARGIN.bottom, MARGIN.top);
   const nodes = [];
   for (const mark of up.marks) nodes.push(s("line", { x1: MARGIN.left, x2: SIZE.width - MARGIN.right, y1: up.at(mark), y2: up.at(mark), class: "axis" }), s("text", { x: MARGIN.left - 8, y: up.at(mark) + 4, class: "label end" }, short(mark)));
-  for (const mark of across.marks) nodes.push(s("text", { x: across.at(mark), y: SIZE.height - MARGIN.bottom + 18, class: "label mid" }, short(mark)));
+  for (const mark of across.marks) nodes.push(s("text", { x: across.at(mark), y: SIZE.height - MARGIN.bottom + 18, class: `label ${across.at(mark) > SIZE.width - 2 * MARGIN.right ? "end" : "mid"}` }, short(mark)));
   nodes.push(s("text", { x: SIZE.width - MARGIN.right, y: SIZE.height - 2, class: "label end" }, x), s("text", { x: MARGIN.left + 6, y: MARGIN.top + 4, class: "label" }, y));
   return { nodes, across, up };
 }

@@ -52,7 +52,8 @@ class Conversation {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
     this.hero = this.welcome();
     const element = h("div", { class: "chat" }, h("section", { class: "talk", "aria-label": "Chat" }, this.hero, this.log, this.said, composer), this.settings.element);
-    return { element, enter: () => { if (matchMedia("(pointer: fine)").matches) this.input.focus(); } };
+    const enter = () => { if (matchMedia("(pointer: fine)").matches) this.input.focus(); };
+    return { element, enter, keeps: () => this.turns.length > 0 || this.input.value !== "" };
   }
 
   welcome() {

@@ -63,6 +63,7 @@ export function stepAt(run, seconds) {
   return low;
 }
 
+// Records as far as a file has them whole; `cut`: it ends within one.
 export function readJournal(buffer, waitReasons) {
   const bytes = new Uint8Array(buffer);
   const view = new DataView(buffer);
@@ -73,7 +74,7 @@ export function readJournal(buffer, waitReasons) {
   let reasons = [];
   while (at < bytes.length) {
     const length = at + 8 <= bytes.length ? Number(view.getBigUint64(at, true)) : Infinity;
-    if (at + 8 + length > bytes.length) throw new Error("The journal ends within a record: it was cut off.");
+    if (at + 8 + length > bytes.length) break;
     const value = unpack(view, at + 8)[0];
     at += 8 + length;
     if (setup === null) setup = value;
@@ -84,9 +85,13 @@ export function readJournal(buffer, waitReasons) {
       for (const row of rowsFrom(fields, data)) ring.rows.push(row);
     }
   }
-  if (!rings.steps) throw new Error("The journal holds no steps.");
+  const cut = at < bytes.length;
+  if (!rings.steps) throw new Error(cut ? "It was cut off before its first steps." : "The journal holds no steps.");
   const none = { first: 0, fields: [], rows: [] };
-  return { steps: rings.steps, spans: rings.spans || none, decisions: rings.decisions || none, cache_reasons: reasons, wait_reasons: waitReasons, setup };
+  const { steps, spans = none, decisions = none } = rings;
+  const [first, count] = ["first_span", "num_spans"].map((name) => steps.fields.indexOf(name));
+  steps.rows = steps.rows.filter((row) => row[first] + row[count] <= spans.rows.length);
+  return { steps, spans, decisions, cache_reasons: reasons, wait_reasons: waitReasons, setup, cut };
 }
 
 const READERS = {

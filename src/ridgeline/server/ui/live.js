@@ -63,7 +63,7 @@ const TILES = [
     note: (now) => (sum(now, "spec_decode_num_draft_tokens_total") ? `${number(sum(now, "spec_decode_num_accepted_tokens_total"))} tokens since the start` : "nothing was drafted: see --speculate") },
 ];
 
-const NONE = "unknown: `ridgeline hardware` has not measured this machine, or nothing was priced";
+const NONE = "unknown: ridgeline hardware has not measured this machine, or nothing was priced";
 
 // A step's least time by the ceilings, its predicted and its measured time: means of the steps priced lately.
 function priced(samples) {

@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { splitBar, scatter } from "./charts.js";
 import choices from "./data-plan.js";
-import { asTable, bytes, command, field, h, milliseconds, number } from "./dom.js";
+import { asTable, bytes, command, field, h, milliseconds, number, plural } from "./dom.js";
 
 const LOSSES = { int8: "weights in int8", int4: "weights in int4", "kv-int8": "KV cache in int8", "kv-fp8": "KV cache in fp8", "kv-int4": "KV cache in int4" };
 const HEAD = ["options", "output tokens/s", "meet all", "TTFT p50", "TPOT p50"];
@@ -65,7 +65,7 @@ function shown({ found, command: line }) {
   return [h("article", { class: "box" }, h("h2", {}, found.is_met ? "Serve with" : "No configuration searched meets it"), found.command && command(found.command), h("p", {}, found.sentence, " ", h("span", { class: "quiet" }, `[${chosen.provenance}]`)),
     h("h3", {}, "Why, and what the next best value would give"), found.reasons.length ? h("ul", {}, found.reasons.map((each) => h("li", {}, each))) : h("p", { class: "quiet" }, "No other value was searched."),
     h("h3", {}, "Memory"), splitBar(Object.entries(found.memory_bytes).map(([part, size]) => [part.replaceAll("_", " "), size, part === "weights" ? "decode" : "cached"]), bytes),
-    h("h3", {}, `${found.num_candidates} candidates`), scatter("Candidates", "TPOT p50, ms", "output tokens/s", points),
+    h("h3", {}, plural(found.num_candidates, "candidate")), scatter("Candidates", "TPOT p50, ms", "output tokens/s", points),
     h("p", { class: "legend quiet" }, [["chosen", "chosen"], ["decode", "meets all objectives"], ["prefill", "does not"]].map(([kind, words]) => h("span", {}, h("i", { class: `key ${kind}`, "aria-hidden": "true" }), words))),
     h("p", {}, "No other candidate is both faster for all and for each:"), asTable("Front", HEAD, rows, true), h("p", { class: "quiet" }, `All times: ${chosen.provenance}. The same on the command line:`), command(line))];
 }

@@ -169,7 +169,7 @@ class Pane {
     if (!file) return;
     try {
       const records = readJournal(await file.arrayBuffer(), examples[0].wait_reasons);
-      this.says.textContent = `${file.name}: ${records.setup.config.model.model}, ${plural(records.steps.rows.length, "step")}.`;
+      this.says.textContent = `${file.name}: ${records.setup.config.model.model}, ${plural(records.steps.rows.length, "step")}.${records.cut ? " It was cut off: what came after these is lost." : ""}`;
       this.fail("");
       this.show(runOf(records, file.name));
       this.steps.now = 0;
