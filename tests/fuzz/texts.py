@@ -15,7 +15,7 @@ from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.grammar import GrammarCompiler
 from ridgeline.text.grammar_trial import GrammarTrial
-from ridgeline.text.outputs import BlockReader, OutputFormat, OutputReader, num_reasoning_tokens
+from ridgeline.text.outputs import BlockReader, OutputFormat, OutputReader, ReasoningTokens
 from ridgeline.text.reasoning import FORMATS as REASONING
 from ridgeline.text.stages import PanicError
 from ridgeline.text.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def reasoning(folder: Path) -> Target:
     def run(data: bytes) -> bool:
         form = forms[data[0] % len(forms)]
         tokens = list(pieces(data[1:], 1 + len(data) % 7))
-        if not 0 <= num_reasoning_tokens(form, tokens) <= len(tokens):
+        if not 0 <= ReasoningTokens(form).count(tokens) <= len(tokens):
             raise Finding("more tokens of reasoning than tokens")
         return _read_both_ways(forms, data)
 

@@ -97,6 +97,14 @@ def test_a_batch_from_upload_to_content(client: openai.OpenAI):
     assert good["a"]["response"]["body"]["object"] == "text_completion" and good["a"]["error"] is None
     assert bad["b"]["response"]["status_code"] == 400
     assert bad["b"]["response"]["body"]["error"]["param"] == "temperature"
+    used = [good[name]["response"]["body"]["usage"] for name in good]
+    assert done.usage.input_tokens == sum(each["prompt_tokens"] for each in used) > 0
+    assert done.usage.output_tokens == sum(each["completion_tokens"] for each in used) > 0
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+    assert done.usage.output_tokens_details.reasoning_tokens == 0
+    assert done.usage.input_tokens_details.cached_tokens == sum(
+        each["prompt_tokens_details"]["cached_tokens"] for each in used
+    )
     output = client.files.retrieve(done.output_file_id)
     assert output.purpose == "batch_output" and output.bytes == len(client.files.content(output.id).content)
 
@@ -359,7 +367,7 @@ SAMPLED = [line(f"{i}", max_tokens=30, temperature=1.0, ignore_eos=True) for i i
 
 
 def test_a_restart_goes_on_where_it_was(chat_model: Path, tmp_path: Path):
-    texts = []
+    texts, used = [], set()
     for stops in (0, 1):
         folder = tmp_path / f"{stops}"
         with serving(new_engine(chat_model, max_num_seqs=4), files=str(folder)) as live, client_of(live.url) as client:
@@ -371,8 +379,11 @@ def test_a_restart_goes_on_where_it_was(chat_model: Path, tmp_path: Path):
         with serving(new_engine(chat_model), files=str(folder)) as live, client_of(live.url) as client:
             if stops:
                 texts.append(texts_of(client, batch, len(SAMPLED)))
-            assert client.batches.retrieve(batch.id).status == "completed"
+            done = client.batches.retrieve(batch.id)
+            assert done.status == "completed"
+            used.add((done.usage.input_tokens, done.usage.output_tokens))
     assert texts[0] == texts[1], "seeds are those of the lines' names"
+    assert len(used) == 1, "what came before the restart is counted"
 
 
 @contextmanager

@@ -130,8 +130,10 @@ def test_a_classifier_gives_no_vectors_and_no_text(served: tuple[LiveServer, lis
     refused = server.post("embeddings", input="a dog")
     assert refused.status_code == 400 and "/v1/score" in refused.json()["error"]["message"]
     assert server.post("completions", prompt="a dog").status_code == 400
-    many = server.post("score", text_1="a", text_2=["b"] * 200)
+    many = server.post("score", text_1="a", text_2=["b"] * 2049)
     assert many.status_code == 400 and many.json()["error"]["param"] == "text_1", many.text
+    long = {"query": "a dog", "documents": ["b " * 3000], "truncate_prompt_tokens": 12}
+    assert server.post("rerank", **long).json()["usage"]["prompt_tokens"] == 12
 
 
 def test_more_labels_than_one_are_no_score_but_classes(tmp_path: Path):

@@ -1,6 +1,8 @@
 """Vectors and token ids over HTTP, by the official client and as vLLM's endpoints have them."""
 
 import base64
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +19,13 @@ TEXTS = ["Once upon a time", "The end"]
 
 
 @pytest.fixture(scope="module")
-def embedder(chat_model: Path) -> Iterator[LiveServer]:
-    config = EngineConfig.of(str(chat_model), task="embed", dtype="float32", num_threads=1)
-    with serving(ThreadEngine(config)) as server:
+def embedder(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Of a model that was trained to have its vectors cut."""
+    folder = tmp_path_factory.mktemp("models") / "nested"
+    shutil.copytree(chat_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_matryoshka": True}))
+    with serving(ThreadEngine(EngineConfig.of(str(folder), task="embed", dtype="float32", num_threads=1))) as server:
         yield server
         server.assert_idle()
 
@@ -58,6 +64,35 @@ def test_as_many_texts_as_openai_takes(embedder: LiveServer, expected: list[np.n
     np.testing.assert_allclose(data[-1]["embedding"], expected[0], atol=1e-6)
 
 
+def test_long_inputs_are_cut_where_that_is_asked(embedder: LiveServer):
+    ids = embedder.client.post("/tokenize", json={"prompt": "Once upon a time there was a dog"}).json()["tokens"]
+    text = embedder.post("embeddings", input="Once upon a time there was a dog", truncate_prompt_tokens=4).json()
+    begun = embedder.post("embeddings", input=[ids[:4], ids], truncate_prompt_tokens=4).json()
+    assert text["usage"]["prompt_tokens"] == 4 and begun["usage"]["prompt_tokens"] == 8
+    for item in begun["data"]:
+        np.testing.assert_allclose(item["embedding"], text["data"][0]["embedding"], atol=1e-6)
+    most = embedder.client.get("/v1/models").json()["data"][0]["max_model_len"]
+    for given in ("a " * 9000, [1] * 9000):
+        response = embedder.post("embeddings", input=given, truncate_prompt_tokens=-1)
+        assert response.json()["usage"]["prompt_tokens"] == most, response.text
+
+
+@pytest.mark.parametrize("dimensions", [[8, 16], None])
+def test_vectors_are_cut_only_where_the_model_was_trained_for_it(
+    chat_model: Path, tmp_path: Path, dimensions: list[int] | None
+):
+    folder = tmp_path / "model"
+    shutil.copytree(chat_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": dimensions}))
+    with serving(ThreadEngine(EngineConfig.of(str(folder), task="embed", dtype="float32", num_threads=1))) as server:
+        refused = server.post("embeddings", input="a", dimensions=9)
+        words = "does not say that its first dimensions" if dimensions is None else "must be one of 8, 16, got 9"
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+        assert refused.json()["error"]["param"] == "dimensions"
+        assert dimensions is None or server.post("embeddings", input="a", dimensions=8).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -68,6 +103,8 @@ def test_as_many_texts_as_openai_takes(embedder: LiveServer, expected: list[np.n
         ({"input": [1] * 5000}, "input", "context"),
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
         ({"input": "a", "dimensions": 10**6}, "dimensions", "at most"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1, or from 1"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ">= -1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "hex"),
         ({}, "input", "input"),
     ],

@@ -102,6 +102,7 @@ def test_answers_are_as_it_says(live: LiveServer, document: dict, path: str, mor
         ("/v1/files", {"GET", "HEAD", "POST"}),
         ("/v1/batches", {"GET", "HEAD", "POST"}),
         ("/v1/batches/a", {"GET", "HEAD"}),
+        ("/v1/responses/input_tokens", {"POST"}),
         ("/v1/completions", {"POST"}),
     ],
 )

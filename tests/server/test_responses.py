@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -21,10 +22,13 @@ from live_server import (
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from ridgeline.core.step import TokenLogprob
+from ridgeline.server.openai.logprobs import ContentLogprobs, TokenNames
 from ridgeline.server.openai.store import ResponseStore
-from ridgeline.text.outputs import BlockReader, OutputFormat, num_reasoning_tokens
+from ridgeline.text.outputs import BlockReader, OutputFormat, ReasoningTokens
 from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tools.formats import FORMATS
+from ridgeline.weights.folder import ModelFolder
 
 TEMPLATE = """\
 {%- if tools %}<tool_call> tools: {{ tools | tojson }} {% endif %}\
@@ -93,10 +97,16 @@ def replayed(events: list[dict]) -> dict:
         elif name in ("output_text.delta", "reasoning_text.delta"):
             assert event["delta"]
             item["content"][0]["text"] += event["delta"]
+            if name == "output_text.delta":
+                item["content"][0]["logprobs"] += event["logprobs"]
         elif name in ("output_text.done", "reasoning_text.done"):
             assert event["text"] == item["content"][0]["text"]
         elif name == "content_part.done":
             assert event["part"] == item["content"][0]
+        elif name == "custom_tool_call_input.delta":
+            item["input"] += event["delta"]
+        elif name == "custom_tool_call_input.done":
+            assert event["input"] == item["input"]
         elif name == "function_call_arguments.delta":
             item["arguments"] += event["delta"]
         elif name == "function_call_arguments.done":
@@ -143,6 +153,7 @@ def test_text(client: openai.OpenAI):
     assert response.usage.output_tokens == 24 and response.usage.output_tokens_details.reasoning_tokens == 0
     assert (response.metadata, response.user, response.temperature, response.store) == ({"a": "b"}, "u", 0, True)
     again = client.responses.create(**arguments({"instructions": "Be brief. " * 8}))
+    assert again.user is None and "user" not in again.to_dict(), "which is a text, or not there"
     assert again.output_text == response.output_text and again.usage.input_tokens_details.cached_tokens > 0
 
 
@@ -274,6 +285,130 @@ def test_what_is_ignored_is_said(client: openai.OpenAI):
     assert raw.headers["x-ridgeline-ignored"] == "soon"
 
 
+LOGPROBS = "message.output_text.logprobs"
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "second"}]}
+CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": '[ab"]{3}'}}
+OTHERS = ("web_search", "file_search", "code_interpreter", "mcp", "computer_use_preview", "image_generation")
+
+
+def test_tools_of_other_types_are_left_out_and_named(client: openai.OpenAI):
+    """As an agent sends them: all that it has, whatever the server runs."""
+    others = [{"type": kind, "server_label": "x"} for kind in (*OTHERS, "local_shell")]
+    space = {"type": "namespace", "name": "mcp__a", "description": "b", "tools": [TOOLS[0] | {"name": "inner"}]}
+    lark = {"type": "custom", "name": "lark", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}
+    sent = [others[0], TOOLS[0], *others[1:], space, lark]
+    raw = client.responses.with_raw_response.create(**arguments({"tools": sent}))
+    names = [*(f"tools.{kind}" for kind in (*OTHERS, "local_shell", "namespace")), "tools.lark.format"]
+    assert raw.headers["x-ridgeline-ignored"] == ", ".join(names)
+    response = raw.parse()
+    assert [tool.name for tool in response.tools] == ["first", "lark"]
+    counted = client.responses.input_tokens.count(model="thinker", input="Weather?", tools=[TOOLS[0], lark])
+    assert response.usage.input_tokens == counted.input_tokens
+    plain = client.responses.input_tokens.count(
+        model="thinker", input="Weather?", tools=[TOOLS[0], lark | {"format": None}]
+    )
+    assert plain.input_tokens < counted.input_tokens, "the model is told of the grammar"
+    agent = {"instructions": "Be brief.", "prompt_cache_key": "k", "store": False, "include": []}
+    agent |= {
+        "reasoning": None,
+        "parallel_tool_calls": False,
+        "tool_choice": "auto",
+        "extra_body": {"client_metadata": {}},
+    }
+    *_, last = client.responses.create(**arguments(agent | {"tools": sent}), stream=True)
+    assert last.type == "response.incomplete" and [tool.name for tool in last.response.tools] == ["first", "lark"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "patch"}])
+def test_custom_tools_take_a_text(client: openai.OpenAI, choice: object):
+    body = {"tools": [CUSTOM], "max_output_tokens": 150, "parallel_tool_calls": False, "tool_choice": choice}
+    response = ask(client, **body)
+    (call,) = response.output
+    assert (call.type, call.name, response.status) == ("custom_tool_call", "patch", "completed")
+    assert re.fullmatch('[ab"]{3}', call.input)
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    kept = {"input": [result], "previous_response_id": response.id, "tools": [CUSTOM], "tool_choice": "none"}
+    by_hand = {
+        "input": [{"role": "user", "content": "Weather?"}, call, result],
+        "tools": [CUSTOM],
+        "tool_choice": "none",
+    }
+    after = [client.responses.create(**arguments(each)) for each in (kept, by_hand)]
+    assert after[0].output_text == after[1].output_text
+    cut = client.responses.create(**arguments(body | {"max_output_tokens": 40}))
+    assert cut.status == "incomplete"
+
+
+def test_allowed_tools(client: openai.OpenAI):
+    body = {"tools": TOOLS, "max_output_tokens": 150, "parallel_tool_calls": False}
+    (call,) = ask(client, **body, tool_choice=ALLOWED).output
+    assert call.name == "second"
+    free = client.responses.create(**arguments({"tools": TOOLS, "tool_choice": ALLOWED | {"mode": "auto"}}))
+    assert free.tool_choice.mode == "auto" and free.output[0].type == "message"
+
+
+def test_items_are_found_by_their_ids(client: openai.OpenAI):
+    first = client.responses.create(**arguments({"input": "One"}))
+    (given,) = client.responses.input_items.list(first.id).data
+    ids = [{"type": "item_reference", "id": given.id}, {"id": first.output[0].id}]
+    more = {"role": "user", "content": "Two"}
+    second = client.responses.create(**arguments({"input": [*ids, more]}))
+    kept = client.responses.create(**arguments({"input": "Two", "previous_response_id": first.id}))
+    assert second.output_text == kept.output_text and second.usage.input_tokens == kept.usage.input_tokens
+    items = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.content[0].text for item in items] == ["One", first.output_text, "Two"]
+    client.responses.delete(first.id)
+    again = client.responses.create(**arguments({"input": [*ids, more], "store": False}))
+    assert again.output_text == second.output_text
+    client.responses.delete(second.id)
+    with pytest.raises(openai.BadRequestError, match="not found") as error:
+        client.responses.create(**arguments({"input": [*ids, more]}))
+    assert error.value.param == "input[0]"
+
+
+def test_tokens_of_the_input_are_counted(client: openai.OpenAI):
+    body = {"model": "thinker", "instructions": "Be brief.", "tools": TOOLS}
+    counted = client.responses.input_tokens.count(input="One", **body)
+    assert counted.object == "response.input_tokens"
+    response = client.responses.create(**arguments(body | {"input": "One"}))
+    assert response.usage.input_tokens == counted.input_tokens
+    after = client.responses.input_tokens.count(previous_response_id=response.id, **body).input_tokens
+    by_hand = [{"role": "user", "content": "One"}, *response.output]
+    assert after == client.responses.input_tokens.count(input=by_hand, **body).input_tokens > counted.input_tokens
+    for wrong, words in (({"input": "a", "model": "x"}, "no model 'x'"), ({}, "input is empty")):
+        with pytest.raises(openai.APIStatusError, match=words):
+            client.responses.input_tokens.count(**wrong)
+
+
+def test_log_probabilities_of_the_text(client: openai.OpenAI):
+    text = "Rain, so 7 degrees."
+    body = {"include": [LOGPROBS], "top_logprobs": 2, "extra_body": {"guided_choice": [text]}, "max_output_tokens": 80}
+    response = ask(client, **body)
+    (part,) = response.output[0].content
+    assert part.text == text
+    assert bytes(byte for entry in part.logprobs for byte in entry.bytes).decode().strip() == text
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in part.logprobs)
+    events = list(client.responses.create(**arguments(body), stream=True))
+    told = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert [entry.logprob for entry in told] == [entry.logprob for entry in part.logprobs] and len(told) > 5
+    plain = client.responses.with_raw_response.create(**arguments({"top_logprobs": 2}))
+    assert plain.headers["x-ridgeline-ignored"] == "top_logprobs" and not plain.parse().output[0].content[0].logprobs
+
+
+def test_log_probabilities_leave_out_reasoning_and_calls(chat_model: Path):
+    tokenizer = ModelFolder.open(str(chat_model)).tokenizer()
+    form = OutputFormat(FORMATS["hermes"], ["f"], chosen_reasoning("qwen3", ""), is_open=True)
+    call = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
+    text = f"Hm, so.</think>\n\nI look.{call}\nDone now."
+    scores, reader = ContentLogprobs(TokenNames(tokenizer), form, frozenset()), BlockReader(form)
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
+        scores.feed([TokenLogprob(token_id, -1.0, 1, ())], last=False)
+    scores.feed([], last=True)
+    blocks = [(step, scores.of(step)) for step in reader.feed(text, last=True) if step.kind == "content"]
+    found = [b"".join(bytes(entry.bytes) for entry in block) for step, block in blocks if step.what == "end"]
+    assert found == [b"I look.", b"Done now."]
+
+
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 
@@ -290,9 +425,14 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
         ({"input": [{"type": "function_call", "content": "x"}]}, "input[0]", "needs call_id and name and arguments"),
         ({"input": [RESULT]}, "input", "tool_call_id must be of a call in an earlier message, got 'c'"),
         *(
-            ({"tools": [{"type": kind}]}, "tools[0]", f"a tool of type '{kind}' is not supported, only function")
-            for kind in ("web_search", "file_search", "computer_use_preview", "code_interpreter", "mcp", "custom")
+            ({"tools": [{"type": kind}], "tool_choice": {"type": kind}}, "tool_choice", f"'{kind}' is not supported")
+            for kind in ("web_search", "file_search", "computer_use_preview", "code_interpreter", "mcp")
         ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "asks for a call"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]", "a custom tool needs a name"),
+        ({"tools": TOOLS, "tool_choice": ALLOWED | {"tools": [{"type": "mcp"}]}}, "tool_choice", "asks for a call"),
+        ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0]", "'msg_x' not found"),
+        ({"user": 5}, "user", "expected"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "needs a name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools[0].name"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "'web_search' is not supported"),
@@ -300,8 +440,8 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
         ({"tool_choice": "required"}, "tool_choice", "asks for a call"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be"),
         ({"temperature": -1}, "temperature", "temperature must be"),
-        ({"top_logprobs": 2}, "top_logprobs", "not supported"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "logprobs is not supported"),
+        ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs", "<= 20"),
+        ({"include": [LOGPROBS], "max_output_tokens": 10**6}, "max_output_tokens", "held"),
         ({"text": {"format": {"type": "xml"}}}, "text", "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}}, "text.format", "uniqueItems"),
         ({"reasoning": {"effort": "huge"}}, "reasoning", "reasoning.effort"),
@@ -331,7 +471,7 @@ def test_a_stream_that_breaks_ends_with_a_failed_response(model: Path):
             executor.broken = True
             gate.open()
     assert events[-1].type == "response.failed" and events[-1].response.status == "failed"
-    assert events[-1].response.error.code == "internal_error" and "secret" not in events[-1].response.error.message
+    assert events[-1].response.error.code == "server_error" and "secret" not in events[-1].response.error.message
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
@@ -364,11 +504,11 @@ TEXT = ["Hm", ", so.", "</th", "ink>", "I look.", '<tool_call>{"name": "f", "arg
 def test_reasoning_tokens_end_with_the_marker():
     hermes, think = FORMATS["hermes"], chosen_reasoning("qwen3", "")
     tokens = [part.encode() for part in TEXT]
-    assert num_reasoning_tokens(OutputFormat(hermes, ["f"], think, is_open=True), tokens) == 4
-    assert num_reasoning_tokens(OutputFormat(hermes, ["f"], think), tokens) == 0
-    assert num_reasoning_tokens(OutputFormat(hermes, ["f"], think), [b"<think>", *tokens]) == 4
-    assert num_reasoning_tokens(OutputFormat(hermes, ["f"], think, is_open=True), [b"a", b"<tool_call>", b"b"]) == 2
-    assert num_reasoning_tokens(OutputFormat(hermes, ["f"], None), tokens) == 0
+    assert ReasoningTokens(OutputFormat(hermes, ["f"], think, is_open=True)).count(tokens) == 4
+    assert ReasoningTokens(OutputFormat(hermes, ["f"], think)).count(tokens) == 0
+    assert ReasoningTokens(OutputFormat(hermes, ["f"], think)).count([b"<think>", *tokens]) == 4
+    assert ReasoningTokens(OutputFormat(hermes, ["f"], think, is_open=True)).count([b"a", b"<tool_call>", b"b"]) == 2
+    assert ReasoningTokens(OutputFormat(hermes, ["f"], None)).count(tokens) == 0
 
 
 def test_blocks_are_the_same_wherever_the_text_is_cut():

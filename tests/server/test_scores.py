@@ -63,6 +63,22 @@ def test_scores_of_pairs(encoder: LiveServer, cosines: np.ndarray, first: object
     assert [item["score"] for item in body["data"]] == pytest.approx([cosines[pair] for pair in pairs], abs=1e-5)
 
 
+def test_as_many_documents_as_openai_takes_texts(encoder: LiveServer, cosines: np.ndarray):
+    results = encoder.post("rerank", query=TEXTS[0], documents=[*["b"] * 2047, TEXTS[3]]).json()["results"]
+    assert len(results) == 2048 and results[0]["index"] == 2047
+    assert results[0]["relevance_score"] == pytest.approx(cosines[0, 3], abs=1e-5)
+    data = encoder.post("score", text_1=["b"] * 2048, text_2=["b"] * 2048).json()["data"]
+    assert len(data) == 2048 and data[-1]["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_texts_are_cut_where_that_is_asked(encoder: LiveServer):
+    body = {"text_1": "Once upon a", "text_2": "Once upon a time there was"}
+    free, cut = (encoder.post("score", **body, **more).json() for more in ({}, {"truncate_prompt_tokens": 4}))
+    assert cut["data"][0]["score"] == pytest.approx(1, abs=1e-5) != free["data"][0]["score"]
+    long = {"query": "Once", "documents": ["b " * 5000], "truncate_prompt_tokens": -1}
+    assert encoder.post("rerank", **long).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -70,7 +86,8 @@ def test_scores_of_pairs(encoder: LiveServer, cosines: np.ndarray, first: object
         ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("rerank", {"query": "a", "documents": [1]}, "documents"),
         ("rerank", {"documents": ["b"]}, "query"),
-        ("rerank", {"query": "a", "documents": ["b"] * 200}, "documents"),
+        ("rerank", {"query": "a", "documents": ["b"] * 2049}, "documents"),
+        ("rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens"),
         ("rerank", {"query": "a", "documents": ["b " * 5000]}, "documents"),
         ("rerank", {"query": "a", "documents": ["b"], "typo": 1}, "typo"),
         ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),

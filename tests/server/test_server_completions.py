@@ -9,7 +9,11 @@ import openai
 import pytest
 from live_server import PATIENCE_S, LiveServer, new_engine, serving
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.engine.thread_engine import ThreadEngine
+from ridgeline.server.service import Service
+from ridgeline.server.settings import ServerSettings
 
 START = "Once upon a time"
 GREEDY = {"temperature": 0.0}
@@ -278,7 +282,7 @@ def test_a_prediction_is_followed_and_counted(eager: LiveServer) -> None:
     asked = {"model": "stories-chat", "messages": [{"role": "user", "content": START}], "max_tokens": 120}
     plain = client.chat.completions.create(**asked, temperature=0)
     text = plain.choices[0].message.content
-    assert plain.usage.completion_tokens_details is None
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
     assert "draft_n" not in plain.choices[0].timings
     parts = [{"type": "text", "text": text}]
     for content, others in ((text, {}), (parts, {"stream": True, "stream_options": {"include_usage": True}})):
@@ -341,3 +345,19 @@ def test_which_chunks_have_token_counts(live: LiveServer, options: dict, counts:
     usages = [chunk.get("usage", "absent") for chunk in chunks]
     got = [usage["completion_tokens"] if isinstance(usage, dict) else usage for usage in usages]
     assert got[-1] == counts[-1] and set(got) == set(counts), got
+
+
+def test_the_fingerprint_tells_what_computes_the_digits(client: openai.OpenAI, chat_model: Path) -> None:
+    asked = {"model": "stories-chat", "max_tokens": 2}
+    chat = asked | {"messages": [{"role": "user", "content": START}]}
+    whole = client.chat.completions.create(**chat)
+    assert whole.choices[0].message.annotations == [] and whole.choices[0].message.refusal is None
+    found = {whole.system_fingerprint, client.completions.create(**asked, prompt=START).system_fingerprint}
+    found |= {chunk.system_fingerprint for chunk in client.chat.completions.create(**chat, stream=True)}
+    found |= {chunk.system_fingerprint for chunk in client.completions.create(**asked, prompt=START, stream=True)}
+    (name,) = found
+    for dtype in ("float32", "bfloat16"):
+        engine = ThreadEngine(EngineConfig.of(str(chat_model), dtype=dtype, num_threads=1))
+        fingerprint = Service(engine, engine.tokenizer, ServerSettings()).fingerprint
+        assert fingerprint.startswith("fp_") and (fingerprint == name) is (dtype == "float32")
+        engine.stop()

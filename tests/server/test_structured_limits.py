@@ -175,6 +175,35 @@ def test_strict_tools_make_a_grammar_and_others_do_not(thinker: LiveServer, monk
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools", refused.text
 
 
+def test_tools_that_are_not_allowed_cannot_be_called(
+    thinker: LiveServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[StructuredOutputsParams] = []
+    compiles = GrammarCompiler.compile
+
+    def noted(compiler: GrammarCompiler, params: StructuredOutputsParams):
+        compiled.append(params)
+        return compiles(compiler, params)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", noted)
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("first", "other")]
+    call = f"Hm <tool_call>\n{CALL}\n</tool_call>"
+    for chosen, mode in (("first", "auto"), ("first", "required"), ("other", "auto")):
+        named = {"type": "function", "function": {"name": chosen}}
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        asked = {"messages": MESSAGES, "tools": tools, "tool_choice": choice, "max_tokens": 5}
+        response = thinker.post("chat/completions", **asked)
+        assert response.status_code == 200, response.text
+        begin = "" if mode == "required" else "Hm "
+        for name in ("first", "other"):
+            text = call.replace("Hm ", begin).replace("first", name)
+            assert follows(tokenizer, compiled[-1], text) is (name == chosen), (name, chosen, mode)
+        assert follows(tokenizer, compiled[-1], "no call") is (mode == "auto")
+    counted = {"tools": tools, "messages": MESSAGES}
+    all_of_them = thinker.client.post("/tokenize", json=counted).json()["count"]
+    assert response.json()["usage"]["prompt_tokens"] == all_of_them, "the prompt is the same, whatever is allowed"
+
+
 def test_a_trial_that_dies_is_the_grammar_s_fault(tokenizer: Tokenizer) -> None:
     trial = GrammarTrial(0.3, tokenizer, tokenizer.vocab_size, frozenset({0}))
     with pytest.raises(RequestError, match=r"json cannot be followed: it takes more than 0\.3 s"):

@@ -75,6 +75,8 @@ def test_the_helpers_of_the_client(client: openai.OpenAI):
         ({"guided_choice": ["one", "two"]}, "one|two"),
         ({"guided_grammar": 'root ::= "x" [0-3]', "guided_decoding_backend": "xgrammar"}, "x[0-3]"),
         ({"grammar": 'root ::= "y" [0-3]'}, "y[0-3]"),
+        ({"grammar": 'start: "y" /[0-3]/ </s>'}, "y[0-3]"),
+        ({"guided_grammar": 'start: "y" /[0-3]/ <[2]>'}, "y[0-3]"),
         ({"guided_json": {"enum": ["p", "q"]}}, '"[pq]"'),
         ({"json_schema": {"type": "boolean"}}, "true|false"),
         ({"response_format": {"type": "json_object", "schema": {"const": 5}}}, "5"),
@@ -103,6 +105,8 @@ def test_fields_of_other_servers(live: LiveServer, fields: dict, pattern: str):
         ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs", "choices"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex and choice"),
         ({"guided_json": False}, "guided_json", "Unsatisfiable"),
+        ({"guided_grammar": 'start: "a" <|im_end|>'}, "guided_grammar", 'unknown special token: "<|im_end|>"'),
+        ({"guided_grammar": 'start: "a" <[999999]>'}, "guided_grammar", "999999"),
         ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "xgrammar"),
     ],
 )

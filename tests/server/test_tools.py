@@ -29,6 +29,7 @@ def tool(name: str, **more: object) -> dict:
 
 
 TOOLS = [tool("first"), tool("second", parameters=None)]
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("second", parameters=None)]}}
 NAMED = {"type": "function", "function": {"name": "first"}}
 CALL = '<tool_call>\n{"name": "first", "arguments": {"n": 3}}\n</tool_call>'
 
@@ -72,7 +73,7 @@ def streamed(client: openai.OpenAI, **body: object) -> tuple[dict, str]:
     return message, reason
 
 
-@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop"), (ALLOWED, "tool_calls")])
 def test_a_forced_call_is_valid_and_streams_the_same(client: openai.OpenAI, choice: object, reason: str):
     body = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5}
     (whole,) = ask(client, **body).choices
@@ -80,6 +81,7 @@ def test_a_forced_call_is_valid_and_streams_the_same(client: openai.OpenAI, choi
     assert whole.finish_reason == reason and whole.message.content is None and call.type == "function" and call.id
     arguments = json.loads(call.function.arguments)
     assert arguments == {} if call.function.name == "second" else 0 <= arguments["n"] <= 9
+    assert choice != ALLOWED or call.function.name == "second"
     message, how = streamed(client, **body)
     assert message["tool_calls"] == [[call.function.name, call.function.arguments]] and how == reason
     assert message["content"] == ""
@@ -122,13 +124,23 @@ def test_without_tools_the_text_stays(client: openai.OpenAI):
 
 def test_a_prompt_that_opens_reasoning(client: openai.OpenAI):
     body = {"max_tokens": 12, "temperature": 0, "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
-    message = ask(client, **body).choices[0].message
+    whole = ask(client, **body)
+    message = whole.choices[0].message
     assert message.content is None and message.reasoning_content
+    assert whole.usage.completion_tokens_details.reasoning_tokens == whole.usage.completion_tokens == 12
+    for options in ({"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+        usages = [chunk.usage for chunk in ask(client, **body, stream=True, stream_options=options) if chunk.usage]
+        assert usages[-1].completion_tokens == 12
+        counts = [usage.completion_tokens_details.reasoning_tokens for usage in usages]
+        assert counts == sorted(counts) and counts[-1] == 12
     assert streamed(client, **body)[0]["reasoning_content"] == message.reasoning_content
     effort = ask(client, max_tokens=12, temperature=0, reasoning_effort="high").choices[0].message
     assert effort.reasoning_content == message.reasoning_content
     closed = ask(client, max_tokens=12, temperature=0, reasoning_effort="none").choices[0].message
     assert closed.content and not hasattr(closed, "reasoning_content")
+    without = ask(client, max_tokens=12, n=2, reasoning_effort="none").usage
+    assert without.completion_tokens_details.reasoning_tokens == 0
+    assert ask(client, n=2, **body).usage.completion_tokens_details.reasoning_tokens == 24
 
 
 def test_the_second_turn(client: openai.OpenAI):
@@ -147,6 +159,13 @@ def test_the_second_turn(client: openai.OpenAI):
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tool_choice": "required"}, "tool_choice", "tools has"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "'x'"),
+        ({"tools": TOOLS[:1], "tool_choice": ALLOWED}, "tool_choice", "asks for ['second']"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "asks for a call"),
+        (
+            {"tools": TOOLS, "tool_choice": ALLOWED | {"allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice",
+            "asks for a call",
+        ),
         ({"tools": TOOLS, "tool_choice": "required", "grammar": "root ::= [a]"}, "tool_choice", "grammar"),
         (
             {"tools": [tool("f", parameters={"uniqueItems": True}, strict=True)], "tool_choice": "required"},

@@ -78,6 +78,9 @@ BAD_HEADS = {
     "two_lengths": (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
     "negative_length": (POST + b"Content-Length: -5\r\n\r\n", 400),
     "unknown_coding": (POST + b"Transfer-Encoding: gzip\r\n\r\n", 400),
+    "coding_before_chunks": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "codings_in_two_headers": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+    "chunked_twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
     "chunk_of_no_size": (CHUNKED + b"zz\r\n", 400),
     "chunk_of_huge_size": (CHUNKED + b"f" * 40 + b"\r\n", 400),
     "space_before_colon": (b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n", 400),
@@ -274,6 +277,15 @@ def test_cors() -> None:
         preflight = live.client.options("/v1/completions", headers=asked)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        assert preflight.headers["x-request-id"].startswith("req-")
+        named = live.client.options("/v1/completions", headers=asked | {"x-request-id": "mine"})
+        assert named.headers["x-request-id"] == named.headers["request-id"] == "mine"
+        for wrong in ({"origin": "https://evil.example"}, {"access-control-request-method": "PUT"}):
+            refused = live.client.options("/v1/completions", headers=asked | wrong)
+            assert refused.status_code == 400 and refused.headers["x-request-id"].startswith("req-")
+            error = refused.json()["error"]
+            assert error.keys() == KEYS and error["code"] == "cors_refused" and "Disallowed CORS" in error["message"]
+            assert ("access-control-allow-origin" in refused.headers) is ("origin" not in wrong)
         refused = live.client.post("/v1/completions", headers={"origin": "https://app.example"})
         assert refused.status_code == 401  # which the page may read
         assert refused.headers["access-control-allow-origin"] == "https://app.example"

@@ -38,6 +38,7 @@ class EngineInfo:
     seed: int  # begins the stream of seeds of requests that bring none
     embeds: bool  # gives vectors instead of tokens
     pooling: PoolingKind  # how a text's vectors become one where a request does not say
+    dimensions: tuple[int, ...] | None = None  # to which vectors may be cut; (): any; None: they were not trained so
     labels: tuple[str, ...] = ()  # of a model whose vectors are their logits
     num_types: int = 1  # of tokens; the ids of type i are i times vocab_size further on
     max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step

@@ -59,11 +59,11 @@ class Intake:
             raise RequestError(f"prompt token ids must be from 0 to {self.info.vocab_size - 1}", param="prompt")
         return token_ids
 
-    def encode_pair(self, text: str, other: str) -> list[int]:
-        """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
+    def encode_pair(self, text: str, other: str, most: int | None = None) -> list[int]:
+        """Return the token ids, `most` or fewer, of two texts that a classifier reads together. Raises as `encode`."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, without which it cannot compare texts", param="prompt")
-        found, highest = self.tokenizer.encoding(text, other), self.info.num_types - 1
+        found, highest = self.tokenizer.encoding(text, other, most=most), self.info.num_types - 1
         kinds = (min(kind, highest) for kind in found.type_ids)
         return [token_id + kind * self.info.vocab_size for token_id, kind in zip(self.encode(found.ids), kinds)]
 

@@ -55,6 +55,7 @@ def describe(
         pooling=spec.classifier.token
         if spec.classifier
         else model.folder.pooling() or ("mean" if spec.head is None else "last"),
+        dimensions=model.folder.dimensions(),
         labels=spec.classifier.labels if spec.classifier else (),
         num_types=spec.num_types,
         max_unchunked_prompt=scheduler.max_num_batched_tokens if whole else None,

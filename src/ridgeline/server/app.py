@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
-from ridgeline.core.errors import OverloadedError
+from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.anthropic.messages import count_message_tokens, create_message
 from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
@@ -25,12 +26,12 @@ from ridgeline.server.batch.batches import Batches, BatchRequest, create_batch, 
 from ridgeline.server.batch.files import create_file, list_files, stored_file
 from ridgeline.server.batch.store import Folder
 from ridgeline.server.body import Post
-from ridgeline.server.boundary import RequestBoundary
+from ridgeline.server.boundary import RequestBoundary, request_id_of
 from ridgeline.server.errors import reply_to
 from ridgeline.server.openai.chat import CHAT_BODY, create_chat_completion
 from ridgeline.server.openai.completions import COMPLETION_BODY, create_completion
 from ridgeline.server.openai.embeddings import EmbeddingRequest, create_embedding
-from ridgeline.server.openai.items import RESPONSES_BODY
+from ridgeline.server.openai.items import COUNT_BODY, RESPONSES_BODY
 from ridgeline.server.openai.models import (
     LoadAdapterRequest,
     UnloadAdapterRequest,
@@ -38,7 +39,7 @@ from ridgeline.server.openai.models import (
     list_models,
     retrieve_model,
 )
-from ridgeline.server.openai.responses import create_response, stored_response
+from ridgeline.server.openai.responses import count_input_tokens, create_response, stored_response
 from ridgeline.server.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest, classify, rerank, score
 from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from ridgeline.server.openapi import openapi
@@ -109,6 +110,7 @@ def _routes(service: Service) -> list[Route]:
         Post("/v1/completions", service, create_completion, COMPLETION_BODY),
         Post("/v1/chat/completions", service, create_chat_completion, CHAT_BODY),
         Post("/v1/responses", service, create_response, RESPONSES_BODY),
+        Post("/v1/responses/input_tokens", service, count_input_tokens, COUNT_BODY),
         Route("/v1/responses/{response_id}", partial(stored_response, service), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/input_items", partial(stored_response, service)),
         Route("/v1/responses/{response_id}/cancel", partial(stored_response, service), methods=["POST"]),
@@ -130,14 +132,28 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
     if not settings.cors_origins:
         return []
     methods, headers, exposed = ["GET", "POST", "DELETE"], ["*"], ["x-request-id", "retry-after"]
-    return [Middleware(CORSMiddleware, settings.cors_origins, methods, headers, expose_headers=exposed)]
+    return [Middleware(_Cors, settings.cors_origins, methods, headers, expose_headers=exposed)]
+
+
+class _Cors(CORSMiddleware):
+    """Sends preflights what every response has: an id, and where it refuses, the error object."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code != 200:
+            named = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+            response = reply_to(RequestError(bytes(response.body).decode(), code="cors_refused")).response()
+            response.headers.update(named)
+        response.headers["x-request-id"] = response.headers["request-id"] = request_id_of(request_headers)
+        return response
 
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:
     """Raise every error on: RequestBoundary maps them all, and starlette is not to respond by itself."""
     if isinstance(error, HTTPException) and error.status_code == 405:  # of a path's routes starlette names the first's
         fitting = [route for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE]
-        error.headers = {"Allow": ", ".join(sorted(method for route in fitting for method in route.methods))}
+        same = [route for route in fitting if route.path == fitting[0].path]
+        error.headers = {"Allow": ", ".join(sorted(method for route in same for method in route.methods))}
     raise error
 
 

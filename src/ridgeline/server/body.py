@@ -53,7 +53,7 @@ class Post(Route):
 
 def naming_ignored(response: Response, names: Iterable[str]) -> Response:
     """Say in a header what of a body was ignored."""
-    if ignored := [name for name in names if _IN_HEADER.fullmatch(name)][:32]:
+    if ignored := [name for name in dict.fromkeys(names) if _IN_HEADER.fullmatch(name)][:32]:
         response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
     return response
 

@@ -40,7 +40,7 @@ class RequestBoundary:
             return
         headers = Headers(scope=scope)
         anthropic = scope["path"].startswith("/v1/messages") or ANTHROPIC_HEADER in headers
-        note = RequestNote(_request_id(headers), anthropic=anthropic)
+        note = RequestNote(request_id_of(headers), anthropic=anthropic)
         scope.setdefault("state", {})["note"] = note
 
         async def send_with_id(message: Message) -> None:
@@ -102,7 +102,8 @@ class RequestBoundary:
         return client
 
 
-def _request_id(headers: Headers) -> str:
+def request_id_of(headers: Headers) -> str:
+    """Return the id that a request brought, or a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else new_request_id()
 

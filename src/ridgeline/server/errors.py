@@ -27,6 +27,7 @@ _HTTP_CODES = {
     421: "unknown_host",
     429: "rate_limit_exceeded",
     431: "headers_too_large",
+    501: "unsupported_transfer_coding",
     505: "unsupported_http_version",
 }
 _HTTP_TYPES = {401: "authentication_error", 429: "rate_limit_error"}

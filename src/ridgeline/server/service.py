@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 log = get_logger("server")
 
+_NUMERICS = frozenset(("backend", "isa", "dtype", "kv_dtype", "quantize", "kernels"))  # choices that decide digits
 MAX_TRIALS = 2  # grammars that are tried at once: each has a process, and none has more than its time
 
 
@@ -67,6 +69,7 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0  # of those
     worst_s: dict[str, float] = field(default_factory=dict[str, float])  # by objective, of outputs that ended normally
     failed: bool = False  # by an error that is not the client's
     predicted_tokens: int = 0  # of the request's prediction, verified
@@ -123,6 +126,9 @@ class Service:
         self.metrics.show("queue_tokens", lambda: self.num_queued_tokens)
         self.metrics.show("open_outputs", lambda: self.num_slots)
         self.created_unix_s = int(time.time())
+        chosen = sorted(f"{name}={choice.value}" for name, choice in self.info.choices.items() if name in _NUMERICS)
+        identity = repr((version("ridgeline"), self.info.model_name, self.info.weight_bytes, chosen))
+        self.fingerprint = f"fp_{blake2b(identity.encode(), digest_size=5).hexdigest()}"
 
     def watch_with(self, canary: "Canary") -> None:
         """Let a canary score prompts, and show what it finds."""
@@ -154,6 +160,15 @@ class Service:
             raise RequestError(f"{field} needs a tokenizer, which this model lacks", param=field)
         return self.tokenizer
 
+    def encode_first(self, prompt: Prompt, most: int | None) -> list[int]:
+        """Return token ids, at most the first `most`, between special tokens. Raises as `encode` does."""
+        if most is None:
+            return self.encode(prompt)
+        if not isinstance(prompt, str):
+            return self.encode(prompt[:most])
+        tokenizer = self.require_tokenizer("truncate_prompt_tokens")
+        return tokenizer.encoding(prompt[: self._max_prompt_chars], most=most).ids
+
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True, last: int | None = None) -> list[int]:
         """Return token ids, at most the `last`. Raises RequestError; ContextLengthError for what cannot fit, unread."""
         most = f"{self.info.max_model_len} tokens"
@@ -169,11 +184,11 @@ class Service:
         if self._trial is not None:
             await asyncio.get_running_loop().run_in_executor(self._trials, self._trial.require, asked)
 
-    def encode_pair(self, text: str, other: str) -> list[int]:
+    def encode_pair(self, text: str, other: str, most: int | None) -> list[int]:
         """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
-        if len(text) + len(other) > self._max_prompt_chars:
+        if most is None and len(text) + len(other) > self._max_prompt_chars:
             self.encode(text + other)
-        return self.intake.encode_pair(text, other)
+        return self.intake.encode_pair(text[: self._max_prompt_chars], other[: self._max_prompt_chars], most)
 
     def encode_between(self, prompt: Prompt, suffix: str) -> list[int]:
         """Return the token ids that ask for what stands between two texts. Raises as `encode` does."""

@@ -154,6 +154,9 @@ class Connection(HttpToolsProtocol):
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise _bad_http(f"one Host header is needed, got {num_hosts}")
+        codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding").strip().lower()
+        if codings.endswith(b"chunked") and codings != b"chunked":  # where the last is another, the parser fails
+            raise HTTPException(501, "of transfer codings only 'chunked' is understood: compress nothing")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _bad_http(f"more than {MAX_PIPELINED} requests sent ahead of their replies")
         super().on_headers_complete()

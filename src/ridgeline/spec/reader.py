@@ -22,6 +22,7 @@ BOOKKEEPING = frozenset(
         *("use_cache", "output_attentions", "output_hidden_states", "output_past", "output_router_logits"),
         *("return_dict", "is_encoder_decoder", "chunk_size_feed_forward", "torchscript", "transformers.js_config"),
         *("_attn_implementation", "_attn_implementation_autoset", "quantization_config", "quantization"),
+        *("is_matryoshka", "matryoshka_dimensions"),  # read elsewhere
         *("pard_token", "ptd_token_id", "spd_type"),  # of models that draft in parallel, read elsewhere
     ]
 )

@@ -139,15 +139,21 @@ class BlockReader:
         self._kind, self._texts = None, []
 
 
-def num_reasoning_tokens(form: OutputFormat, tokens: Iterable[bytes]) -> int:
-    """Count the tokens of an output that are reasoning, up to and with the markers that end it."""
-    if form.reasoning is None:
-        return 0
-    ends = [marker.encode() for marker in (form.reasoning.end, *(() if form.calls is None else form.calls.begin))]
-    counted, is_open, tail = 0, form.is_open, b""
-    for token in tokens:
-        counted += is_open
-        tail = (tail + token)[-TAIL_BYTES:]
-        if any(marker in tail for marker in (ends if is_open else [form.reasoning.begin.encode()])):
-            is_open, tail = not is_open, b""
-    return counted
+class ReasoningTokens:
+    """Counts the tokens of one output that are reasoning, up to and with the markers that end it."""
+
+    def __init__(self, form: OutputFormat) -> None:
+        self._begins: list[bytes] = [] if form.reasoning is None else [form.reasoning.begin.encode()]
+        calls = () if form.calls is None else form.calls.begin
+        self._ends = [] if form.reasoning is None else [marker.encode() for marker in (form.reasoning.end, *calls)]
+        self._is_open, self._tail = form.is_open, b""
+
+    def count(self, tokens: Iterable[bytes]) -> int:
+        """Return how many of the next tokens are reasoning."""
+        counted = 0
+        for token in tokens if self._begins else ():
+            counted += self._is_open
+            self._tail = (self._tail + token)[-TAIL_BYTES:]
+            if any(marker in self._tail for marker in (self._ends if self._is_open else self._begins)):
+                self._is_open, self._tail = not self._is_open, b""
+        return counted

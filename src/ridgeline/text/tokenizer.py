@@ -18,6 +18,7 @@ import tokenizers
 
 from ridgeline.core.errors import ModelLoadError, RequestError
 from ridgeline.text.stages import MAX_GROWTH, growth_of, no_panic
+from ridgeline.text.truncation import shortened
 
 MAX_FILE_BYTES = 256 * 2**20
 MAX_TEMPLATE_BYTES = 256 * 2**10
@@ -181,11 +182,15 @@ class Tokenizer:
         """
         return self.encoding(text, add_special_tokens=add_special_tokens).ids
 
-    def encoding(self, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """Return the tokens of a text, or of two that a model reads together, with types and places; as `encode`."""
+    def encoding(
+        self, text: str, other: str | None = None, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> tokenizers.Encoding:
+        """Return the tokens, at most `most`, of a text, or of two that a model reads together; as `encode`."""
         try:
             with no_panic():
-                return self._raw.encode(text, other, add_special_tokens=add_special_tokens)
+                if most is None:
+                    return self._raw.encode(text, other, add_special_tokens=add_special_tokens)
+                return shortened(self._raw, text, other, most)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
         except Exception as error:  # a panic, or a text that the vocabulary cannot spell

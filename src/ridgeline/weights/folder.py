@@ -112,6 +112,14 @@ class ModelFolder:
             raise ModelLoadError(f"{path}: exactly one of {known} must be true, not {', '.join(asked) or 'none'}")
         return POOLING_MODES[asked[0]]
 
+    def dimensions(self) -> tuple[int, ...] | None:
+        """Return to how many dimensions vectors may be cut: () any number, None where they were not trained so."""
+        known = self.config.get("matryoshka_dimensions")
+        if isinstance(known, list):
+            sizes = cast("list[object]", known)
+            return tuple(size for size in sizes if isinstance(size, int))
+        return () if self.config.get("is_matryoshka") is True else None
+
     def weight_files(self) -> Sequence[Path]:
         """Return the files that hold the weights."""
         return self.gguf.files if self.gguf is not None else sorted(self.path.glob("*.safetensors"))

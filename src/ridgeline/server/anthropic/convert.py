@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.anthropic.protocol import TAKEN, Block, MessagesRequest, MessageTurn, PromptFields, ToolChoice
+from ridgeline.server.anthropic.protocol import (
+    TAKEN,
+    Block,
+    MessagesRequest,
+    MessageTurn,
+    PromptFields,
+    ToolChoice,
+    ToolFields,
+)
 from ridgeline.server.openai import protocol as openai
 from ridgeline.server.openai.chat import CHAT_BODY
 
@@ -35,12 +43,9 @@ def chat_of(body: PromptFields) -> openai.ChatRequest:
         **{name: getattr(body, name, None) for name in shared},
         "stop": getattr(body, "stop_sequences", None),
         "messages": [*_messages(system, "system"), *_messages(body.messages, "messages[{}].content")],
-        "tools": [
-            _tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
-            for tool in body.tools or ()
-            if tool.type in (None, "custom")
-        ],
-        "tool_choice": _tool(name=choice.name or "") if choice.type == "tool" else _CHOICES[choice.type],
+        "tools": [_tool(tool) for tool in body.tools or () if tool.type in (None, "custom")],
+        "tool_choice": _CHOICES.get(choice.type)
+        or openai.ToolChoice(type="function", function=openai.FunctionFields(name=choice.name or "")),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks},
         "reasoning_effort": "xhigh" if effort == "max" else effort,
@@ -61,8 +66,11 @@ def ignored_names(values: Mapping[str, Any], body: PromptFields) -> list[str]:
     return names
 
 
-def _tool(**function: Any) -> openai.Tool:
-    return openai.Tool(type="function", function=openai.FunctionFields(**function))
+def _tool(tool: ToolFields) -> openai.Tool:
+    function = openai.FunctionFields(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return openai.Tool(type="function", function=function)
 
 
 def _messages(turns: Sequence[MessageTurn], place: str) -> Iterator[openai.ChatMessage]:

@@ -17,7 +17,7 @@ from ridgeline.server.anthropic.convert import CALL_PREFIX, chat_of, ignored_nam
 from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
 from ridgeline.server.body import converted, naming_ignored
 from ridgeline.server.openai.chat import prepared
-from ridgeline.server.openai.dialogue import dialogue_of
+from ridgeline.server.openai.dialogue import num_prompt_tokens
 from ridgeline.server.openai.reply import Reply, respond
 from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import named_event
@@ -40,14 +40,8 @@ async def create_message(service: Service, http: HttpRequest, values: dict[str, 
 async def count_message_tokens(service: Service, http: HttpRequest, values: dict[str, Any]) -> Response:
     """Serve /v1/messages/count_tokens. Raises what errors.py maps."""
     body = await asyncio.to_thread(converted, values, PromptFields)
-    response = JSONResponse(await asyncio.to_thread(_count, service, body))
-    return naming_ignored(response, ignored_names(values, body))
-
-
-def _count(service: Service, body: PromptFields) -> dict[str, int]:
-    service.require_model(body.model)
-    dialogue = dialogue_of(service, chat_of(body), constrained=False)
-    return {"input_tokens": len(service.encode(dialogue.prompt, add_special_tokens=False))}
+    num_tokens = await asyncio.to_thread(lambda: num_prompt_tokens(service, chat_of(body)))
+    return naming_ignored(JSONResponse({"input_tokens": num_tokens}), ignored_names(values, body))
 
 
 def _prepare(service: Service, note: RequestNote, body: MessagesRequest) -> "_Message":

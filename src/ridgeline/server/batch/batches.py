@@ -60,6 +60,7 @@ async def create_batch(service: Service, http: HttpRequest, body: BatchRequest) 
         input_file_id=body.input_file_id,
         created_at=now_s,
         expires_at=now_s + WINDOW_S,
+        model=service.own_names[0],
         metadata=body.metadata,
     )
     outputs, output_age_s = (new_id("file-"), new_id("file-")), None if age is None else age.seconds
@@ -158,6 +159,7 @@ class Batches:
         counts.total = work.num_left
         with ExitStack() as stack:
             journals = [stack.enter_context(closing(Journal(self.folder.path(name)))) for name in stored.outputs]
+            batch.usage = journals[0].usage  # what fails has none
             for journal in journals:
                 work.skip(journal.keys)
             counts.completed, counts.failed = (len(journal.keys) for journal in journals)
@@ -182,6 +184,7 @@ class Batches:
         def report(result: Result, note: RequestNote) -> None:
             batch.request_counts.completed += result.is_ok
             batch.request_counts.failed += not result.is_ok
+            batch.usage.add(result)
 
         client = self._service.keys.background_of(stored.owner)
         time_left = asyncio.timeout(batch.expires_at - time.time())

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.server.batch.lines import Result
+from ridgeline.server.batch.lines import Result, Usage
 
 _RESULT = msgspec.json.Decoder(Result)
 
@@ -21,6 +21,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.keys, self.asked = array("Q"), array("Q")  # digests of the results that were there
         self.num_ok = 0  # of those
+        self.usage = Usage()
         self._waiting = bytearray()
         self._turn, self._writing = asyncio.Lock(), threading.Lock()
         self._file = path.open("ab+", buffering=0)
@@ -49,6 +50,7 @@ class Journal:
                 self.keys.append(result.key)
                 self.asked.append(result.asked)
                 self.num_ok += result.is_ok
+                self.usage.add(result)
                 self._num_bytes += len(line)
         self._file.truncate(self._num_bytes)
 

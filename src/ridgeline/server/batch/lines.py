@@ -7,6 +7,7 @@ what it asks.
 import re
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -79,7 +80,40 @@ class _Asked(msgspec.Struct):
     stream: Any = None
 
 
+class _Used(msgspec.Struct):
+    usage: dict[str, Any] = {}
+
+
+_USED = msgspec.json.Decoder(_Used)
+_INPUT, _OUTPUT = (
+    ("input_tokens_details", "prompt_tokens_details"),
+    ("output_tokens_details", "completion_tokens_details"),
+)
 _LINE, _ASKED = msgspec.json.Decoder(Line), msgspec.json.Decoder(_Asked)
+
+
+class Usage(msgspec.Struct):
+    """Sums the tokens of results, in the words of responses."""
+
+    input_tokens: int = 0
+    input_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"cached_tokens": 0})
+    output_tokens: int = 0
+    output_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"reasoning_tokens": 0})
+    total_tokens: int = 0
+
+    def add(self, result: Result) -> None:
+        """Add the tokens of a result, where it has some."""
+        used: dict[str, Any] = {}
+        with suppress(msgspec.MsgspecError):
+            used = {} if result.response is None else _USED.decode(result.response.body).usage
+        new, old = used.get("input_tokens", used.get("prompt_tokens", 0)), used.get("completion_tokens", 0)
+        self.input_tokens += new
+        self.output_tokens += used.get("output_tokens", old)
+        self.total_tokens += used.get("total_tokens", 0)
+        for sums, names in ((self.input_tokens_details, _INPUT), (self.output_tokens_details, _OUTPUT)):
+            found = next((used[name] for name in names if name in used), {})
+            for name in sums:
+                sums[name] += found.get(name, 0)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from ridgeline.core.errors import ConfigError, RequestError
-from ridgeline.server.batch.lines import Problem
+from ridgeline.server.batch.lines import Problem, Usage
 from ridgeline.server.openai.protocol import Metadata
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -70,6 +70,8 @@ class Batch(msgspec.Struct, kw_only=True, tag_field="object", tag="batch"):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    model: str | None = None
+    usage: Usage = msgspec.field(default_factory=Usage)
     request_counts: Counts = msgspec.field(default_factory=Counts)
     metadata: Metadata | None = None
 

@@ -36,8 +36,8 @@ from ridgeline.server.openai.protocol import (
     CompletionBody,
     FinishName,
     FunctionCall,
-    Tool,
     ToolCall,
+    ToolChoice,
 )
 from ridgeline.server.openai.reply import Reply, end, respond
 from ridgeline.server.openai.structured import blamed_on, field_of, structured_outputs
@@ -75,7 +75,7 @@ def prepared(
     usage = usage_chunks(body)
     own, named = structured_outputs(body), field_of(body)
     dialogue = dialogue_of(service, body, constrained=own is not None)
-    last = max_prompt_tokens(body, service, body.max_completion_tokens or body.max_tokens)
+    last = max_prompt_tokens(body.truncate_prompt_tokens, service, body.max_completion_tokens or body.max_tokens)
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False, last=last)
     params = sampling_params(
         body,
@@ -212,7 +212,9 @@ class _Chat:
 
     def _reason(self, choice: ChatChoice, reader: OutputReader) -> FinishName | None:
         """Return why the output ended: with calls, but as OpenAI says it, not where the caller named the tool."""
-        calls = reader.num_calls and choice.finish_reason == "stop" and not isinstance(self.body.tool_choice, Tool)
+        asked = self.body.tool_choice
+        is_named = isinstance(asked, ToolChoice) and asked.type == "function"
+        calls = reader.num_calls and choice.finish_reason == "stop" and not is_named
         return "tool_calls" if calls else choice.finish_reason
 
     def _chunk(self, *choices: ChatChoice) -> CompletionBody:

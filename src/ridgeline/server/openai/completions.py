@@ -95,7 +95,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs", param="n"
         )
-    last = max_prompt_tokens(body, service, params.max_tokens)
+    last = max_prompt_tokens(body.truncate_prompt_tokens, service, params.max_tokens)
     if body.suffix and last is not None:
         raise RequestError("truncate_prompt_tokens goes without suffix", param="truncate_prompt_tokens")
     completion_id = f"cmpl-{uuid.uuid4().hex}"

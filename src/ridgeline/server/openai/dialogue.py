@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from ridgeline.core.errors import RequestError
 from ridgeline.server.openai.fields import refuse_unsupported
-from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, ToolCall
+from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice
 from ridgeline.server.service import Service
 from ridgeline.text.chat import GIVE_ONE, ChatTemplate
 from ridgeline.text.outputs import OutputFormat
@@ -42,22 +42,24 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
 
     Raises RequestError that names the field.
     """
-    tools = {} if body.tool_choice == "none" else _offered(body.tools or [])
-    wanted = _wanted(body.tool_choice, tools)
+    choice = body.tool_choice
+    tools = {} if choice == "none" else _offered(body.tools or [])
+    names, must_call = _chosen(choice, tools)
     calls = service.calls if tools or (service.calls is not None and service.calls.always) else None
     if tools and calls is None:
         raise RequestError("tools need a tool call parser: this server was started with none", param="tools")
     prompt = _prompt(service, body, tools)
     reasoning, tokenizer = service.reasoning, service.tokenizer
     is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
-    strict = any(tool.function.strict for tool in tools.values()) and not (constrained or wanted)
+    leads = constrained or must_call
+    strict = not leads and (len(names) < len(tools) or any(tools[name].function.strict for name in names))
     grammar, preamble = None, ""
-    if calls is not None and tokenizer is not None and (wanted or strict):
-        functions = {name: tools[name].function for name in wanted or tools}
+    if calls is not None and tokenizer is not None and (must_call or strict):
+        functions = {name: tools[name].function for name in names}
         schemas = {name: (each.parameters or _NO_ARGUMENTS, bool(each.strict)) for name, each in functions.items()}
-        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
-        grammar = (forced_calls if wanted else calls_among_text)(calls, schemas, tokenizer, parallel=parallel)
-    leads = bool(constrained or wanted)
+        is_named = isinstance(choice, ToolChoice) and choice.type == "function"
+        parallel = body.parallel_tool_calls is not False and not is_named
+        grammar = (forced_calls if must_call else calls_among_text)(calls, schemas, tokenizer, parallel=parallel)
     if calls is not None and calls.final and tokenizer is not None and (leads or strict):
         preamble = thoughts_before(calls, tokenizer, final=grammar is None)
     elif leads:
@@ -66,6 +68,13 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
         else:
             preamble = reasoning_before(reasoning, calls, tokenizer, is_open=is_open)
     return Dialogue(prompt, OutputFormat(calls, tools, reasoning, is_open, leads), grammar, preamble)
+
+
+def num_prompt_tokens(service: Service, body: ChatRequest) -> int:
+    """Return how many tokens the prompt of a chat has. Raises what `dialogue_of` does."""
+    service.require_model(body.model)
+    dialogue = dialogue_of(service, body, constrained=False)
+    return len(service.encode(dialogue.prompt, add_special_tokens=False))
 
 
 def _prompt(service: Service, body: ChatRequest, tools: Mapping[str, Tool]) -> str:
@@ -129,16 +138,18 @@ def _offered(tools: Sequence[Tool]) -> dict[str, Tool]:
     return offered
 
 
-def _wanted(choice: str | Tool | None, tools: Mapping[str, Tool]) -> Sequence[str]:
-    """Return the names of the tools of which one must be called; none where the model chooses."""
-    if choice != "required" and not isinstance(choice, Tool):
-        return ()
-    wanted = [choice.function.name] if isinstance(choice, Tool) else list(tools)
-    if not wanted or wanted[0] not in tools:
-        raise RequestError(
-            f"tool_choice asks for {wanted or 'a call'}, but tools has {list(tools)}", param="tool_choice"
-        )
-    return wanted
+def _chosen(choice: str | ToolChoice | None, tools: Mapping[str, Tool]) -> tuple[Sequence[str], bool]:
+    """Return the names of the tools that may be called, and whether one must be. Raises RequestError."""
+    names, must_call = list(tools), choice == "required"
+    if isinstance(choice, ToolChoice):
+        allowed = choice.allowed_tools if choice.type == "allowed_tools" else None
+        named = [choice.function] if allowed is None else [tool.function for tool in allowed.tools]
+        names = [function.name for function in named if function is not None]
+        must_call = allowed is None or allowed.mode == "required"
+    if (must_call or isinstance(choice, ToolChoice)) and not (names and tools.keys() >= set(names)):
+        asked = f"tool_choice asks for {names or 'a call'}, but tools has {list(tools)}"
+        raise RequestError(asked, param="tool_choice")
+    return names, must_call
 
 
 def _message(message: ChatMessage, where: str, called: dict[str, str], template: ChatTemplate) -> Mapping[str, object]:

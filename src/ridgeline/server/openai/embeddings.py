@@ -4,7 +4,7 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from ridgeline.core.step import Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import embed
 from ridgeline.server.openai.completions import num_prompts, split_prompts
+from ridgeline.server.openai.fields import max_prompt_tokens
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import while_connected
 
@@ -24,12 +25,16 @@ MAX_TEXTS = 2048  # of a request, as OpenAI has it
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/embeddings. `dimensions`: this many of the first ones, for models that were trained for it."""
+    """POST /v1/embeddings. `dimensions`: this many of the first ones, for models that were trained for it.
+
+    `truncate_prompt_tokens`: this many of each input, its first, special tokens with them; -1: as the context has room.
+    """
 
     input: str | list[str | int | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     user: str | None = None
     priority: int | None = None
 
@@ -38,9 +43,9 @@ async def create_embedding(service: Service, http: HttpRequest, body: EmbeddingR
     """Serve /v1/embeddings. Raises what errors.py maps."""
     if service.info.labels:
         raise RequestError("this model classifies texts: use /classify, /v1/score or /v1/rerank", param="model")
-    if body.dimensions is not None and body.dimensions < 1:
-        raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
-    vectors = await embedded(service, http, body.input, body.priority, "input", MAX_TEXTS)
+    _require_dimensions(service, body.dimensions)
+    most = max_prompt_tokens(body.truncate_prompt_tokens, service, 0)
+    vectors = await embedded(service, http, body.input, body.priority, "input", most, MAX_TEXTS)
     model, num_tokens = service.require_model(body.model), note_of(http).prompt_tokens
     return Response(await asyncio.to_thread(_write, body, model, vectors, num_tokens), media_type="application/json")
 
@@ -51,16 +56,17 @@ async def embedded(
     prompts: str | list[str | int | list[int]],
     priority: int | None,
     field: str,
+    most: int | None = None,
     least: int = 0,
 ) -> list[Vectors]:
     """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps.
 
-    `least`: so many may always be asked for.
+    `most`: tokens of each, the first remain; `least`: so many prompts may always be asked for.
     """
     service.reserve_texts(note_of(http), num_prompts(prompts))
 
     def encoded() -> list[list[int]]:
-        return [service.encode(text) for text in split_prompts(prompts, service, least)]
+        return [service.encode_first(text, most) for text in split_prompts(prompts, service, least)]
 
     return await pooled(service, http, encoded, priority, field)
 
@@ -106,6 +112,20 @@ def _write(body: EmbeddingRequest, model: str, vectors: list[Vectors], num_token
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _require_dimensions(service: Service, asked: int | None) -> None:
+    """Raise RequestError for less dimensions than a model's first ones mean something by themselves."""
+    if asked is None:
+        return
+    if asked < 1:
+        raise RequestError(f"dimensions must be at least 1, got {asked}", param="dimensions")
+    if (known := service.info.dimensions) is None:
+        why = "this model's config.json does not say that its first dimensions mean something by themselves"
+        fix = 'leave dimensions out; if it was trained so, add "is_matryoshka": true there'
+        raise RequestError(f"{why}: {fix}", param="dimensions")
+    if known and asked not in known:
+        raise RequestError(f"dimensions must be one of {', '.join(map(str, known))}, got {asked}", param="dimensions")
 
 
 def _shortened(vector_H: Vectors, dimensions: int | None) -> Vectors:

@@ -63,13 +63,13 @@ def sampling_params(fields: SamplingFields, service: Service, **own: int | None)
     return default_params(service.info.generation, **given)
 
 
-def max_prompt_tokens(fields: SamplingFields, service: Service, max_tokens: int | None) -> int | None:
-    """Return how many tokens a prompt may have, of which the last remain; None: no bound. -1: as there is room for."""
-    most, asked = service.info.max_model_len, fields.truncate_prompt_tokens
+def max_prompt_tokens(asked: int | None, service: Service, max_tokens: int | None) -> int | None:
+    """Return how many tokens of a prompt remain; None: all. -1: as there is room for."""
+    most = service.info.max_model_len
     if asked is not None and (asked == 0 or asked > most):
         problem = f"truncate_prompt_tokens must be -1, or from 1 to {most}; got {asked}"
         raise RequestError(problem, param="truncate_prompt_tokens")
-    return max(1, most - (max_tokens or 1)) if asked == -1 else asked
+    return max(1, most - (1 if max_tokens is None else max_tokens)) if asked == -1 else asked
 
 
 def explains(fields: SamplingFields, service: Service) -> bool:

@@ -5,10 +5,11 @@ share a name.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from ridgeline.core.step import TokenLogprob
 from ridgeline.server.openai import protocol
+from ridgeline.text.outputs import BlockReader, OutputFormat, Step
 from ridgeline.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # what OpenAI writes for a token that cannot be chosen; JSON has no infinity
@@ -63,6 +64,49 @@ def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) 
             found[str(token_id)] = protocol.PromptLogprob(max(value, LOWEST), rank, names.name(token_id))
         positions.append(found)
     return positions
+
+
+class ContentLogprobs:
+    """Takes the tokens of one output -> the entries of those that are content, block by block.
+
+    What it finds depends on the tokens alone, and not on how they are cut into deltas.
+    """
+
+    def __init__(self, names: TokenNames, form: OutputFormat, shown_ids: Set[int]) -> None:
+        self._names, self._hidden_ids = names, names.special_ids - shown_ids
+        self._reader = BlockReader(form)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending: list[protocol.ChatTokenLogprob] = []
+        self._blocks: list[list[protocol.ChatTokenLogprob]] = []
+        self._block, self._num_told = -1, 0  # the one that is told of, and how many of its entries were
+
+    def feed(self, logprobs: Iterable[TokenLogprob], *, last: bool) -> None:
+        """Take the next tokens; `last`: nothing follows."""
+        for entry in logprobs:
+            self._pending += chat_logprobs(self._names, [entry]).content
+            is_hidden = entry.token_id in self._hidden_ids
+            self._take("" if is_hidden else self._utf8.decode(self._names.raw(entry.token_id)))
+        if last:
+            self._take("", last=True)
+
+    def of(self, step: Step) -> Sequence[protocol.ChatTokenLogprob]:
+        """Return the entries that a step of content adds, when it ends all."""
+        if step.what == "begin":
+            self._block, self._num_told = self._block + 1, 0
+            return []
+        found = self._blocks[self._block] if self._block < len(self._blocks) else []
+        told, self._num_told = 0 if step.what == "end" else self._num_told, len(found)
+        return found[told:]
+
+    def _take(self, text: str, *, last: bool = False) -> None:
+        for step in self._reader.feed(text, last=last):
+            if step.kind != "content":  # what began another block is its own, unless it is the token at hand
+                del self._pending[: len(self._pending) - (step.what == "end")]
+            elif step.what == "begin":
+                self._blocks.append([])
+            elif step.what == "more":
+                self._blocks[-1] += self._pending
+                self._pending = []
 
 
 class CompletionLogprobsWriter:

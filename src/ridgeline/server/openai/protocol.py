@@ -122,10 +122,25 @@ class FunctionFields(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """Offers a function to the model; with no more than its name, says that it must be called."""
+    """Offers a function to the model."""
 
     type: Literal["function"]
     function: FunctionFields
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Says which of the tools may be called and, with the mode `required`, that one of them must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[Tool]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Names the function that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionFields | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -178,7 +193,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
     messages: list[ChatMessage]
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = None
@@ -204,15 +219,16 @@ UsageChunks = Literal["", "last", "each"]  # of a stream: those with token count
 class UsageBody(msgspec.Struct, frozen=True):
     """Token counts of a request, over all prompts and outputs.
 
-    In detail: `cached_tokens` of the prompt, which the prefix cache served; of a prediction, what was verified in a
-    step: `accepted_prediction_tokens` and `rejected_prediction_tokens`.
+    In detail: `cached_tokens` of the prompt, which the prefix cache served; `reasoning_tokens` of the outputs, with the
+    markers that end them, and of a prediction what was verified in a step: `accepted_prediction_tokens` and
+    `rejected_prediction_tokens`.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: Mapping[str, int]
-    completion_tokens_details: Mapping[str, int] | UnsetType = UNSET
+    completion_tokens_details: Mapping[str, int]
 
 
 class TimingsBody(msgspec.Struct, frozen=True):
@@ -297,6 +313,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
     refusal: None = None
+    annotations: list[Any] = []  # of a search in the web, which there is not
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
@@ -324,6 +341,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: Sequence[Choice]
+    system_fingerprint: str
     service_tier: str | UnsetType = UNSET
     usage: UsageBody | UnsetType | None = UNSET
     explain: msgspec.Raw | UnsetType = UNSET

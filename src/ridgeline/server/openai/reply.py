@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
+from ridgeline.server.openai.logprobs import TokenNames
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.openai.structured import blamed_on
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, WholeResponse, event, while_connected
-from ridgeline.text.outputs import OutputFormat
+from ridgeline.text.outputs import OutputFormat, ReasoningTokens
 
 SHORT_TOKENS = 256  # of a response: it is written in less time than the way to a thread and back takes
 MARK = "\x00text"  # stands for a text that comes
@@ -53,6 +55,8 @@ class Reply:
         indices = {request.request_id: index for index, request in enumerate(self.requests)}
         started: set[int] = set()
         told: dict[tuple[int, int], tuple[float, int]] = {}  # by output, when its last tokens came, and how many so far
+        reasoning: dict[tuple[int, int], ReasoningTokens] = defaultdict(lambda: ReasoningTokens(self.form))
+        names = TokenNames(self.service.tokenizer)
         admitted = self.service.admit(self.note, self.requests, whole=whole)
         async with aclosing(self.service.engine.stream(*admitted, whole=whole)) as stream:
             async for delta in stream:
@@ -67,6 +71,8 @@ class Reply:
                     told[output] = now_s, num_before + num_new
                     metrics.generation_tokens.inc(num_new)
                     self.note.completion_tokens += num_new
+                    if self.form.reasoning is not None:
+                        self.note.reasoning_tokens += reasoning[output].count(map(names.raw, delta.token_ids))
                 if num_new and num_before:
                     metrics.itl.observe(now_s - before_s)
                 if delta.finish is not None:
@@ -87,11 +93,11 @@ class Reply:
         """The counts so far; whole once the deltas have ended."""
         note = self.note
         total = note.prompt_tokens + note.completion_tokens
-        details: dict[str, int] | UnsetType = UNSET
+        details = {"reasoning_tokens": note.reasoning_tokens}
         if any(request.prediction_ids for request in self.requests):
             accepted = note.accepted_prediction_tokens
             rejected = note.predicted_tokens - accepted
-            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
         cached = {"cached_tokens": note.cached_tokens}
         return UsageBody(note.prompt_tokens, note.completion_tokens, total, cached, details)
 
@@ -131,6 +137,7 @@ class Reply:
             created=self.created_unix_s,
             model=self.model,
             choices=choices,
+            system_fingerprint=self.service.fingerprint,
             service_tier=UNSET if kind == "text_completion" else "default",
             usage=usage,
             explain=self.note.explained,

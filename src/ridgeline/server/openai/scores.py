@@ -17,7 +17,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.openai.embeddings import embedded, pooled
+from ridgeline.server.openai.embeddings import MAX_TEXTS, embedded, pooled
+from ridgeline.server.openai.fields import max_prompt_tokens
 from ridgeline.server.service import Service, note_of
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -31,10 +32,14 @@ class Document(msgspec.Struct):
 
 
 class PooledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Has the fields of all bodies here. `use_activation` false: logits instead of scores."""
+    """Has the fields of all bodies here. `use_activation` false: logits instead of scores.
+
+    `truncate_prompt_tokens`: of each text, or of a pair that is read together, as for embeddings.
+    """
 
     model: str | None = None
     use_activation: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     user: str | None = None
     priority: int | None = None
 
@@ -109,7 +114,8 @@ async def classify(service: Service, http: HttpRequest, body: ClassifyRequest) -
     if not labels:
         raise RequestError("this model has no labels: /classify is for checkpoints that classify", param="model")
     data: list[dict[str, Any]] = []
-    for index, logits_L in enumerate(await embedded(service, http, body.input, body.priority, "input")):
+    most = max_prompt_tokens(body.truncate_prompt_tokens, service, 0)
+    for index, logits_L in enumerate(await embedded(service, http, body.input, body.priority, "input", most)):
         odds_L = np.exp(logits_L - logits_L.max())
         probs_L = odds_L / odds_L.sum() if len(labels) > 1 else [_sigmoid(logits_L[0])]
         shown = [float(x) for x in (logits_L if body.use_activation is False else probs_L)]
@@ -136,16 +142,21 @@ async def _scores(
     def paired(lefts: list[T], rights: list[T]) -> Iterable[tuple[T, T]]:
         return zip(lefts * (count // len(lefts)), rights * (count // len(rights)))
 
+    if count > (limit := max(MAX_TEXTS, service.settings.max_prompts)):
+        raise RequestError(f"at most {limit} pairs in one request, got {count}", param=field)
+    most = max_prompt_tokens(body.truncate_prompt_tokens, service, 0)
     if not num_labels:
-        vectors = await embedded(service, http, [*first, *second], body.priority, field)
+        texts: list[str | int | list[int]] = [*first, *second]
+        vectors = await embedded(service, http, texts, body.priority, field, most, len(texts))
         return [float(np.dot(*pair)) for pair in paired(vectors[: len(first)], vectors[len(first) :])]
     if num_labels > 1:
         raise RequestError(f"this model tells {num_labels} labels apart: a score needs a head of one", param="model")
-    if count > (most := service.settings.max_prompts):
-        raise RequestError(f"at most {most} pairs in one request, got {count}", param=field)
-    service.reserve(note_of(http), count)
-    pairs = paired(first, second)
-    logits = await pooled(service, http, lambda: [service.encode_pair(*pair) for pair in pairs], body.priority, field)
+    service.reserve_texts(note_of(http), count)
+
+    def encoded() -> list[list[int]]:
+        return [service.encode_pair(*pair, most) for pair in paired(first, second)]
+
+    logits = await pooled(service, http, encoded, body.priority, field)
     return [float(x) if body.use_activation is False else _sigmoid(x) for (x,) in logits]
 
 
