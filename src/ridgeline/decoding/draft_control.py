@@ -24,7 +24,7 @@ TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, be
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
-PURSE_STEPS, MAX_PURSE_STEPS = 48, 96  # steps without drafts: what the purse holds at first of few, and at most
+PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first of few, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
@@ -36,10 +36,9 @@ FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
-MAX_ASKED, MAX_UNCHECKED = 16, 256  # steps and rounds that ask, at first and at most, before some are timed that do not
+MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps that ask, at first and at most, before some are timed that do not
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
-GOES_ON_TOKENS = 128  # of an output, over which catching up has to pay where none has ended yet
-LENGTH_MEMORY = 0.9  # of how long outputs were, each
+GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
 
 
@@ -62,7 +61,7 @@ class _Shape:
         return self.num_steps >= self.trials
 
     def observe(self, share: float, count: int = 1) -> float:
-        """Take in a step of `count` rounds; return by how much it was longer than usual, less where that is hardly known."""
+        """Take in a step of `count` rounds; return by how much it was longer than usual, 0 where that is not known."""
         was_known = self.is_known
         self.num_steps += count
         if not was_known:
@@ -70,9 +69,8 @@ class _Shape:
             self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
         change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
-        known = min(self.num_steps, self.memory_steps)
-        self.share *= 1 + change * min(count / known, 1.0)
-        return change * known / self.memory_steps
+        self.share *= 1 + change * count / min(self.num_steps, self.memory_steps)
+        return change
 
 
 _Batch = tuple[int, bool]  # digits of the number of sequences, and whether a model computes the drafts
@@ -173,8 +171,6 @@ class DraftControl:
     _catch_up: _Shape = field(default_factory=lambda: _Shape(trials=1))  # of a token, as a share of a plain step
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
-    _lengths: float = 0.0  # of outputs that have ended, and their squares
-    _squares: float = 0.0
 
     @property
     def gain(self) -> float | None:
@@ -212,9 +208,8 @@ class DraftControl:
 
     def worth(self, lag: int, num_decodes: int, num_tokens: int) -> float:
         """Return what is left of a draft's gain where a model first catches up with `lag` tokens, which has to pay over
-        the sequence's tokens to come: at most `num_tokens`, and as many as an output has that a step is of."""
-        usual = self._squares / self._lengths if self._lengths else GOES_ON_TOKENS
-        return max(1 - self._catch_up_takes(lag) * num_decodes / min(num_tokens, usual), 0.0)
+        the sequence's `num_tokens` to come."""
+        return max(1 - self._catch_up_takes(lag) * num_decodes / min(num_tokens, GOES_ON_TOKENS), 0.0)
 
     def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
         """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
@@ -277,14 +272,12 @@ class DraftControl:
             if self._num_asked >= self._max_asked:
                 self._max_asked = min(2 * self._max_asked, MAX_UNCHECKED)
             self._num_asked = 0
-        self._num_asked += num_steps if computed else asked
+        self._num_asked += asked
         if asked:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
         rounds, behind_s = num_steps if computed else 1, round_s if lag > MAX_LAG else seconds
-        if round_s is not None and not self.times.knows(num_decodes, kind, computed=computed):
-            behind_s = round_s  # what is laid out for a new shape is laid out once
         if behind_s is not None:
             self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
         if not self.times.knows(num_decodes, 0):
@@ -310,10 +303,8 @@ class DraftControl:
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 
-    def forget(self, seq_id: int, num_tokens: int) -> None:
-        """Forget a sequence that has ended, with an output of so many tokens."""
-        self._lengths = LENGTH_MEMORY * self._lengths + num_tokens
-        self._squares = LENGTH_MEMORY * self._squares + num_tokens**2
+    def forget(self, seq_id: int) -> None:
+        """Forget a sequence that has ended."""
         self.acceptance.forget(seq_id)
         self._peeked.pop(seq_id, None)
 

@@ -329,7 +329,7 @@ class Speculative(Autoregressive):
         if self._model is not None:
             self._model.forget(view)
         if self._control is not None:
-            self._control.forget(view.seq_id, len(view.token_ids) - len(view.request.prompt_ids))
+            self._control.forget(view.seq_id)
 
     def drafts(self) -> Mapping[str, DraftStats]:
         return dict(self._stats)
