@@ -90,6 +90,7 @@ def test_slower_steps_are_slower_by_as_much():
 
 def test_a_simulation_adds_up_means():
     machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1))
+    machine.step_time._mean = 1.0
     usual = run_simulated(machine, requests(4)).recording.steps["run_s"]
     machine.step_time._mean = 1.25
     found = run_simulated(machine, requests(4))
@@ -107,7 +108,7 @@ def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
     assert sum(behind.gone for _, behind, _ in told) >= 3 and len(told) > 25
     assert sum(behind.came for _, behind, _ in told) == 9
     for load, behind, seconds in told:
-        assert seconds == pytest.approx(machine.step_time.seconds(load, behind), rel=1e-6)
+        assert seconds == pytest.approx(machine.step_time.mean_seconds(load, behind), rel=1e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -19,7 +19,7 @@ from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.body import converted, naming_ignored
 from ridgeline.server.openai.chat import prepared
 from ridgeline.server.openai.dialogue import num_prompt_tokens
-from ridgeline.server.openai.fields import refuse_unsupported
+from ridgeline.server.openai.fields import refuse_unsupported, sampling_params
 from ridgeline.server.openai.items import (
     CALLED,
     COUNT_BODY,
@@ -91,7 +91,9 @@ async def count_input_tokens(service: Service, http: HttpRequest, values: dict[s
         refuse_unsupported(body)
         earlier, new = _conversation(body, values, store)
         with _in_its_words():
-            return num_prompt_tokens(service, chat_of(body, msgspec.convert([*earlier, *new], list[Item])))
+            chat = chat_of(body, msgspec.convert([*earlier, *new], list[Item]))
+            sampling_params(chat, service, logprobs=None)  # counts nothing, and refuses what a response would
+            return num_prompt_tokens(service, chat)
 
     counted = {"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)}
     return naming_ignored(JSONResponse(counted), _ignored(body, values))
