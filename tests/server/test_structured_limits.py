@@ -156,15 +156,23 @@ def test_a_server_lets_the_model_reason_first(thinker: LiveServer) -> None:
         assert choice["message"]["content"].isdecimal()
 
 
-def test_strict_tools_make_a_grammar_and_others_do_not(thinker: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[StructuredOutputsParams] = []
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[StructuredOutputsParams]:
+    """Takes in what is compiled."""
+    found: list[StructuredOutputsParams] = []
     compiles = GrammarCompiler.compile
 
     def noted(compiler: GrammarCompiler, params: StructuredOutputsParams):
-        compiled.append(params)
+        found.append(params)
         return compiles(compiler, params)
 
     monkeypatch.setattr(GrammarCompiler, "compile", noted)
+    return found
+
+
+def test_strict_tools_make_a_grammar_and_others_do_not(
+    thinker: LiveServer, compiled: list[StructuredOutputsParams]
+) -> None:
     for strict in (False, True):
         tool = {"type": "function", "function": {"name": "first", "parameters": SCHEMA, "strict": strict}}
         response = thinker.post("chat/completions", messages=MESSAGES, tools=[tool], max_tokens=5)
@@ -176,16 +184,8 @@ def test_strict_tools_make_a_grammar_and_others_do_not(thinker: LiveServer, monk
 
 
 def test_tools_that_are_not_allowed_cannot_be_called(
-    thinker: LiveServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    thinker: LiveServer, tokenizer: Tokenizer, compiled: list[StructuredOutputsParams]
 ) -> None:
-    compiled: list[StructuredOutputsParams] = []
-    compiles = GrammarCompiler.compile
-
-    def noted(compiler: GrammarCompiler, params: StructuredOutputsParams):
-        compiled.append(params)
-        return compiles(compiler, params)
-
-    monkeypatch.setattr(GrammarCompiler, "compile", noted)
     tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("first", "other")]
     call = f"Hm <tool_call>\n{CALL}\n</tool_call>"
     for chosen, mode in (("first", "auto"), ("first", "required"), ("other", "auto")):
