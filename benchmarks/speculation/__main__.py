@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=20, help="number of batches that are computed twice")
     parser.add_argument("--engine", type=_option, nargs="*", metavar="NAME=VALUE", help="options of both engines")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HumanEval.jsonl.gz and spec_bench.jsonl")
+    parser.add_argument("--unseeded", action="store_true", help="requests without a seed: drafts may be rejected")
     parser.add_argument("--cpu-time", action="store_true", help="time by the CPU time of the one thread")
     options = parser.parse_args(arguments)
     assert options.threads == 1 or not options.cpu_time, "--cpu-time sees one thread: use --threads 1"

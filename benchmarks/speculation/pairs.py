@@ -73,8 +73,8 @@ def run_pairs(
             chosen = [prompts[(start + i) % len(prompts)] for i in range(batch)]
             one = [SamplingParams(temperature=0, max_tokens=1)] * batch
             params = [
-                SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=tried * batch + i)
-                for i in range(batch)
+                SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=seed)
+                for seed in ([None] * batch if options.unseeded else range(tried * batch, (tried + 1) * batch))
             ]
             tried += 1
             before = engines[1].drafts()

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bind/chain.h"
+#include "bind/started.h"
 #include "runtime/rounds.h"
 
 namespace ridgeline::rounds_bindings {
@@ -32,6 +33,7 @@ RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Fe
   found.chain.block_size = block_size;
   found.chain.vocab_size = vocab_size;
   found.chain.token_ids = token_ids ? token_ids->data() : nullptr;
+  found.chain.told_stride = own_vocab;
   if (features) {
     const auto& [to, from, fold, reads, writes, taps] = *features;
     chain_bindings::feed(found.chain, *tape, to, from, *fold, reads, writes);
@@ -71,12 +73,14 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
     Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits, int64_t block_size,
     const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features, const Tables& tables,
     const Array<const int64_t, 2>& spans, const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
-    const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled) {
-  return self.compute(block, logits, [&](Tape& tape, const Step& step) {
+    const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled, const std::optional<Trials>& trials,
+    uint64_t proposal) {
+  const auto ran = [&](Tape& tape, const Step& step) {
     require(spans.shape(0) == 2 && (int64_t)spans.shape(1) == step.num_spans, "a span has a begin and room");
     const RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
     const int64_t* const room = spans.data() + step.num_spans;
     RoundsOptions options = options_of(step, block_size, room, stops, hurry, token_ids, sampled);
+    options.proposal = proposal;
     if (features) {
       const Array<float, 2>& taps = std::get<5>(*features);
       self.retained().check(taps, step.num_tokens);
@@ -89,7 +93,8 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
       const RoundsRun run = run_rounds(tape, step, own, options);
       return std::tuple{run.num_rounds, run.highest_slot, run.drafter_highest_slot};
     });
-  });
+  };
+  return self.compute(block, logits, ran, trials);
 }
 
 template <class Builder>
@@ -116,7 +121,7 @@ void bind(nanobind::class_<Builder>& tape) {
   using namespace nanobind::literals;
   tape.def("rounds", &rounds<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "drafter"_a,
            "features"_a.none(), "tables"_a, "spans"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
-           "sampled"_a.noconvert(),
+           "sampled"_a.noconvert(), "trials"_a.none() = nanobind::none(), "proposal"_a = 0,
            "Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. "
            "Returns how many, and the highest slots written in both caches, or 0.");
   tape.def("looked_up", &looked_up<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "texts"_a, "factor"_a,

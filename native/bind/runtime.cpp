@@ -161,10 +161,12 @@ class TapeBuilder {
 
   // What `compute(tape, step)` returns of a step whose rows are sampled.
   template <class Compute>
-  auto compute(const Array<const int64_t, 1>& block, const Array<float, 2>& logits, const Compute& compute) {
+  auto compute(const Array<const int64_t, 1>& block, const Array<float, 2>& logits, const Compute& compute,
+               const std::optional<Trials>& trials = {}) {
     return alone([&](Tape& tape) {
       step_ = &reader_.read(block, true);
       require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
+      if (trials) reader_.verify(trials->first, trials->second);
       step_->logits = logits.data();
       step_->logits_stride = (int64_t)logits.shape(1);
       return compute(tape, *step_);

@@ -28,6 +28,7 @@ struct Verified {
   int64_t position;   // of its first token
   int64_t num_valid;  // drafted tokens that are some: the others are never right
   int64_t num_right = 0, gained = 0;
+  bool by_rejection = false;
 };
 
 class Rounds {
@@ -38,13 +39,16 @@ class Rounds {
     require(spans && !step.adapters && !step.num_echoes && !step.has_masks, "rounds have neither adapters nor masks");
     require(step.num_rows == step.num_tokens && step.num_sample_rows == step.num_tokens, "all tokens are sampled from");
     rows_.assign(step.sample_rows, step.sample_rows + step.num_sample_rows);
-    for (int64_t t = 0; t < step.num_tokens; t++)
-      require(step.logit_rows[t] == t && rows_[(size_t)t].logit_row == t && !rows_[(size_t)t].trial,
-              "tokens are sampled from in their order");
+    for (int64_t t = 0; t < step.num_tokens; t++) {
+      const Trial* trial = rows_[(size_t)t].trial;
+      require(step.logit_rows[t] == t && rows_[(size_t)t].logit_row == t, "tokens are sampled from in their order");
+      require(!trial || (drafter.tape && trial->block == 0), "a drafter's tokens alone have trials, one by one");
+    }
     for (size_t s = 0; s < spans; s++) {
       const int64_t first = step.span_start[s], drafted = step.span_length[s] - 1;
       require(drafted > 0 && step.bidirectional_block[s] == 1, "every span has drafted tokens");
       spans_.push_back({first, drafted, step.positions[first], drafted});
+      spans_.back().by_rejection = rows_[(size_t)first].trial;
     }
     tokens_.assign(step.token_ids, step.token_ids + step.num_tokens);
     positions_.assign(step.positions, step.positions + step.num_tokens);
@@ -94,6 +98,10 @@ class Rounds {
     own_.logits = drafter_.logits;
     own_.logits_stride = drafter_.logits_stride;
     ones_.assign(spans, 1);
+    if (std::none_of(spans_.begin(), spans_.end(), [](const Verified& span) { return span.by_rejection; })) return;
+    trials_.resize(drafted_.size());
+    told_.resize(drafted_.size() * (size_t)drafter_.chain.told_stride);
+    if (drafter_.chain.token_ids) weights_.resize(drafted_.size() * (size_t)drafter_.chain.vocab_size);
   }
 
   // Computes a step, and takes in which of its drafted tokens were right.
@@ -177,6 +185,7 @@ class Rounds {
     chain.lengths = lengths_.data();
     chain.tokens = drafted_.data();
     chain.first = features_.data();
+    chain.told = told_.empty() ? nullptr : told_.data();
     return run_chain(*drafter_.tape, own_, chain);
   }
 
@@ -200,6 +209,8 @@ class Rounds {
     row.num_output += (uint64_t)span.num_right + 1;
     row.logit_row = (int64_t)r;
     row.maxima = row.told = nullptr;
+    row.trial = nullptr;
+    if (span.by_rejection) row.seed ^= options_.proposal;
     own_rows_.push_back(row);
     for (size_t g = 0; g < own_slots_.size(); g++)
       add_slots(own_.groups[g], (int64_t)r, drafter_.chain.block_size, begin, end, own_slots_[g]);
@@ -218,6 +229,7 @@ class Rounds {
         tokens[k + 1] = std::max<int64_t>(token, 0);
         if (token >= 0 && span.num_valid == k) span.num_valid++;
       }
+      if (span.by_rejection) add_trials(span, r);
     }
     for (size_t s = 0; s < spans_.size(); s++) {
       Verified& span = spans_[s];
@@ -237,6 +249,25 @@ class Rounds {
     for (size_t g = 0; g < slots_.size(); g++) step_.groups[g].write_slots = slots_[g].data();
   }
 
+  // Has the drafted tokens of the r-th draft verified by what they were sampled from, by the ids of the model.
+  void add_trials(const Verified& span, size_t r) {
+    const ChainOptions& chain = drafter_.chain;
+    for (int64_t k = 0; k < span.num_drafted; k++) {
+      const size_t at = (size_t)k * order_.size() + r;
+      const float* weights = told_.data() + at * (size_t)chain.told_stride;
+      int64_t size = std::min(chain.told_stride, chain.vocab_size);
+      if (chain.token_ids) {  // the others stay 0
+        float* const by_id = weights_.data() + at * (size_t)chain.vocab_size;
+        for (int64_t i = 0; i < chain.told_stride; i++)
+          if (chain.token_ids[i] < chain.vocab_size) by_id[chain.token_ids[i]] = weights[i];
+        weights = by_id;
+        size = chain.vocab_size;
+      }
+      trials_[at] = {tokens_[(size_t)(span.first_row + k + 1)], weights, size, 0};
+      rows_[(size_t)(span.first_row + k)].trial = k < span.num_valid ? &trials_[at] : nullptr;
+    }
+  }
+
   Tape& tape_;
   Step step_;
   const RoundsDrafter& drafter_;
@@ -252,7 +283,8 @@ class Rounds {
   std::vector<size_t> order_;
   std::vector<int64_t> lengths_, drafted_, ones_, own_tokens_, own_positions_, starts_, own_lengths_, own_ends_, last_;
   std::vector<SampleRow> own_rows_;
-  std::vector<float> features_;
+  std::vector<float> features_, told_, weights_;
+  std::vector<Trial> trials_;
   std::vector<std::vector<int64_t>> own_slots_;
   std::deque<std::pair<std::vector<int64_t>, std::vector<int64_t>>> own_tables_;
 };

@@ -35,6 +35,7 @@ struct RoundsOptions {
   std::function<void()> tap;  // writes them
   int64_t* token_ids;      // [max_rounds, T] gets the tokens of each step
   int64_t* sampled;        // [max_rounds, T] gets what was sampled from its rows
+  uint64_t proposal;       // what is other in the seeds of drafts that are verified by rejection
 };
 
 struct RoundsRun {
@@ -42,7 +43,7 @@ struct RoundsRun {
 };
 
 // Every token of `step` has a row of logits, and is sampled from in this order: the first of a span is known, the others
-// are drafted. Throws std::invalid_argument where that is not so, and where tables are too short.
+// are drafted; where they have trials, a drafter's of later rounds do, each of its own. Throws std::invalid_argument where that is not so, and where tables are too short.
 RoundsRun run_rounds(Tape& tape, const Step& step, const RoundsDrafter& drafter, const RoundsOptions& options);
 
 }  // namespace ridgeline

@@ -74,6 +74,39 @@ def test_rounds_bring_what_steps_of_one_bring(family, drafter, at_most, tmp_path
         assert count > 1 or stats == stats_again
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+@pytest.mark.parametrize("drafter", ["draft", "eagle"])
+def test_rounds_reject_what_steps_of_one_do(family, drafter, at_most, tmp_path):
+    """Without a seed all random numbers are those of their places: the same drafts are accepted, and what comes in place
+    of the others is the same. The head has half of the model's tokens."""
+    model = build(family, 3, tmp_path / "model")
+    drafts = speculate(model, drafter, tmp_path / "head")
+    options = TINY | MANY | FIXED | {"deterministic": False, "draft_sample_method": "probabilistic"}
+    for count in (1, 2):
+        params = [SamplingParams(temperature=1.0, top_p=0.95, max_tokens=90, ignore_eos=True)] * count
+        found = []
+        for most in (1, 6):
+            at_most(most)
+            llm = LLM(str(model.folder.path), **options, speculate=drafts)
+            strategy, weighed = llm.engine.loop.scheduler.strategy, []
+            strategy.accept = counted(strategy.accept, strategy._drafts, weighed)
+            found.append((*outcome(llm, prompts_of(model, count), params), weighed))
+        (tokens, stats, alone, weighed), (together, stats_again, rounds, _) = found
+        assert tokens == together and stats == stats_again
+        assert max(alone) == 1 < max(rounds) <= 6
+        assert any(weighed), "drafts told what they were sampled from"
+        each = stats[drafter]
+        assert 0 < each.num_accepted_tokens < each.num_draft_tokens
+
+
+def counted(accept, drafts, weighed):
+    def accepting(view, span, sampled):
+        weighed.append(span.num_optional > 0 and len(drafts[view.seq_id].weights) > 0)
+        return accept(view, span, sampled)
+
+    return accepting
+
+
 @pytest.mark.parametrize(
     "options", [{"kv_dtype": "int8"}, {"quantize": "int4"}, {"block_size": 16}, {"num_threads": 2}], ids=str
 )

@@ -17,6 +17,7 @@ MAX_DRAFT, MAX_PLAIN_DRAFT = 24, 8  # tokens, where the length is chosen each st
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
 OWN_DRAFTER = "mtp"  # whose weights are in the model's own files
+OWN_HEADS = ("eagle", "medusa")  # that may lie in the model's own folder
 NATIVE = "ridgeline._native"
 NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
 DEAR_PROPOSERS = ("lookahead",)  # auto goes without them: they have the model compute what gains nothing yet
@@ -88,7 +89,7 @@ class SpeculationConfig:
         for name, model in self._asked():
             if name not in (known := [*proposer_names(), *drafter_names()]):
                 raise ConfigError(f"speculate must be off, auto or one of {', '.join(known)}, got {name!r}")
-            if name in drafter_names() and not model and name != OWN_DRAFTER:
+            if name in drafter_names() and not model and name not in (OWN_DRAFTER, *OWN_HEADS):
                 raise ConfigError(f"speculate={name} lacks its model; write {name}:MODEL, such as {name}:python-1m")
             if name in (*proposer_names(), OWN_DRAFTER) and model:
                 raise ConfigError(f"speculate={name}:{model}: {name} needs no model; write {name}")

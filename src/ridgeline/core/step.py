@@ -270,7 +270,8 @@ class Rounds(NamedTuple):
 
     `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
     one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
-    `tables`, or the index of each of `texts` does, with `limits` of `native/lookup/suffix_index.h`.
+    `tables`, or the index of each of `texts` does, with `limits` of `native/lookup/suffix_index.h`. Tokens that have a
+    trial are followed by such, sampled by seeds that differ by `proposal`.
     """
 
     most: int
@@ -281,6 +282,7 @@ class Rounds(NamedTuple):
     max_final: int = 1  # computed tokens of a draft that stay in that cache where they were right, at most
     texts: Sequence[object] = ()
     limits: tuple[float, float] = (1.0, 0.0)  # factor, least share of places
+    proposal: int = 0
 
 
 class StepPlan(NamedTuple):

@@ -124,9 +124,11 @@ class Sampler:
 
     @property
     def is_bare(self) -> bool:
-        """Whether that is so, and nothing more of these rows is asked for, looked at or verified."""
+        """Whether that is so, and nothing more of these rows is asked for, looked at or verified together."""
         last = self._last
-        return last is not None and last.bare and not (last.masked or last.checked or last.drafted)
+        if last is None or not last.bare or last.masked or last.checked:
+            return False
+        return not any(_is_joint(last.rows[group[0]]) for group in last.drafted)
 
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()

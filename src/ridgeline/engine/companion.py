@@ -42,6 +42,7 @@ from ridgeline.weights.medusa import open_medusa
 EARLY_EXIT, PARALLEL = "early-exit", "parallel"
 MASKS = ("pard_token", "ptd_token_id")  # keys of config.json: the token that stands for one that is not known
 HEADS = {"eagle": open_eagle, "medusa": open_medusa}
+OWN_HEADS = {"eagle": ("eagle3", "eagle"), "medusa": ("medusa",)}  # folders within the model's, the preferred one first
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
 
 
@@ -138,10 +139,19 @@ def plan_drafter(
     if kind == OWN_DRAFTER:
         source = open_predictor(target.folder, spec, target.base)
     else:
-        source = HEADS[kind](name, spec, config.model.model)
+        source = HEADS[kind](name or _own_head(kind, target.folder), spec, config.model.model)
     tapping = replace(target, program=tapped(target.program, source.layers))
     branches = not any(isinstance(state, RecurrentState) for state in states)
     return replace(_plan_head(source, config, replace(target, spec=spec), offered), branches=branches), tapping
+
+
+def _own_head(kind: str, model: ModelFolder) -> str:
+    """Return the folder of the head that came with a model. Raises ConfigError where none did."""
+    folders = () if model.gguf is not None else tuple(model.path / name for name in OWN_HEADS[kind])
+    if (found := next((folder for folder in folders if folder.is_dir()), None)) is not None:
+        return str(found)
+    where = f"{' or '.join(OWN_HEADS[kind])} within its folder"
+    raise ConfigError(f"{model.name} came without a head ({where}); write speculate={kind}:HEAD, or train one")
 
 
 def _plan_model(

@@ -121,7 +121,7 @@ class DraftModel:
                 return None
         tables = tuple(zip(*[self._cache.tables(view.seq_id) for view, *_ in asked], strict=True))
         stop_ids = [view.request.stop_ids for view, *_ in asked]
-        return step.Rounds(most, room, stop_ids, begins, tables, self._max_right)
+        return step.Rounds(most, room, stop_ids, begins, tables, self._max_right, proposal=PROPOSAL)
 
     def went_on(self, view: SequenceView, last: step.Span) -> None:
         if (resident := self._residents.get(view.seq_id)) is not None:

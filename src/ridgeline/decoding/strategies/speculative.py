@@ -234,7 +234,8 @@ class Speculative(Autoregressive):
         """Return how the step goes on that verifies the drafts, where all of `running` have one by the same method."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
-        methods = {"" if draft is None or draft.parents or draft.weights else draft.method for draft in drafts}
+        jointly = "block" in self._rules
+        methods = {"" if not draft or draft.parents or (draft.weights and jointly) else draft.method for draft in drafts}
         method, model = methods.pop() if len(methods) == 1 else "", self._model
         if not method or any(view.request.adapter or view.grammar is not None for view in running):
             return None
