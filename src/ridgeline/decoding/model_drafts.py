@@ -13,7 +13,7 @@ from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
-MAX_ROUNDS, MAX_ROUNDS_S = 16, 0.02  # of one step, whose tokens come together
+MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 FIRST_ROUNDS = 8  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
