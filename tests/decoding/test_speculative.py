@@ -197,9 +197,9 @@ def test_steps_at_rest_count_as_often_as_they_were_made():
     told = [0]
 
     class Told(DraftControl):
-        def step(self, num_decodes, extra, gained, seconds, asking_s, num_steps=1, lag=0, **kind):
+        def step(self, num_decodes, extra, gained, seconds, asking_s, num_steps=1, *others, **kind):
             told[0] += num_steps
-            super().step(num_decodes, extra, gained, seconds, asking_s, num_steps, lag, **kind)
+            super().step(num_decodes, extra, gained, seconds, asking_s, num_steps, *others, **kind)
 
     for every in (10_000, 25, 11):
         machine, made = Machine({"wrong": Says(1)}, Told()), 0

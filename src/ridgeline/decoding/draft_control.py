@@ -38,6 +38,9 @@ STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of th
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
 MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps that ask, at first and at most, before some are timed that do not
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
+LAG_MEMORY = 0.9  # of what catching up took, each time
+MOST_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
+FULL_ROUNDS = 32  # of a native call, over which what is around it is spread
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
 
@@ -116,7 +119,7 @@ class StepTimes:
     def most_tried(self, num_decodes: int, *, computed: bool = False) -> int:
         """Return how many drafted tokens a step may have: twice as many as are known, so that trying costs little."""
         known = self._known.get(_batch(num_decodes, 1, computed))
-        return 2 * known[-1] if known else FIRST_TRIED
+        return 2 * known[-1] if known else 1 if computed else FIRST_TRIED
 
     def ratio(self, num_decodes: int, extra: int, *, computed: bool = False) -> float:
         """Return how many times longer drafts make a step: between sizes that are known; beyond, growing as so far."""
@@ -124,8 +127,10 @@ class StepTimes:
         if extra < 0:
             return max(self._drafted[batch, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
         known = self._known.get(batch, [])
-        if not known:
-            return 1 + PRIOR_SLOPE * extra
+        if not known:  # a step with drafts overlaps no other, nor does one that asked for some
+            return (1.0 if computed else self.ratio(num_decodes, BETWEEN)) + PRIOR_SLOPE * extra
+        if computed and len(known) > 1:
+            return self._on_line(batch, known, extra)
         place = bisect_left(known, extra)
         if place < len(known) and known[place] == extra:
             return self._drafted[batch, extra].share
@@ -139,6 +144,18 @@ class StepTimes:
             slope = (self._drafted[batch, known[other]].share - share) / (known[other] - first)
         share = self._drafted[batch, nearest].share
         return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
+
+
+    def _on_line(self, batch: _Batch, known: Sequence[int], extra: int) -> float:
+        """Return the ratio on the line through all sizes: a token more is a row to verify and a draft's step more."""
+        shapes = [self._drafted[batch, each] for each in known]
+        weights = [min(shape.num_steps, MEMORY_STEPS) for shape in shapes]
+        total = sum(weights)
+        mean = sum(w * each for w, each in zip(weights, known)) / total
+        level = sum(w * shape.share for w, shape in zip(weights, shapes)) / total
+        rising = sum(w * (each - mean) * (shape.share - level) for w, each, shape in zip(weights, known, shapes))
+        slope = max(rising / sum(w * (each - mean) ** 2 for w, each in zip(weights, known)), PRIOR_SLOPE)
+        return max(level + slope * (extra - mean), 1.0)
 
 
 def _batch(num_decodes: int, extra: int, computed: bool) -> _Batch:
@@ -168,7 +185,8 @@ class DraftControl:
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
-    _catch_up: _Shape = field(default_factory=lambda: _Shape(trials=1))  # of a token, as a share of a plain step
+    _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
+    _caught_up: tuple[float, float] = (0.0, 0.0)  # steps without drafts that catching up took of late, for how many tokens
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -228,7 +246,8 @@ class DraftControl:
 
     def _catch_up_takes(self, lag: int) -> float:
         """Return how many steps without drafts the catching up takes."""
-        return lag * self._catch_up.share if lag > MAX_LAG and self._catch_up.is_known else 0.0
+        took, num_tokens = self._caught_up
+        return lag * took / num_tokens if lag > MAX_LAG and num_tokens else 0.0
 
     def peek(self, seq_id: int, survival: Sequence[float], num_decodes: int, room: int, lag: int | None = None) -> None:
         """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay.
@@ -255,6 +274,7 @@ class DraftControl:
         asking_s: float | None,
         num_steps: int = 1,
         lag: int = 0,
+        drafting_s: float = 0.0,
         *,
         computed: bool = False,
         round_s: float | None = None,
@@ -262,8 +282,9 @@ class DraftControl:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
-        `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. `lag`
-        tokens were computed for these beside the newest ones; without that, of several rounds one takes `round_s`.
+        `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. For the
+        first of these it took `drafting_s`, in which it caught up with `lag` tokens; without that, of several rounds one
+        takes `round_s`.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -278,21 +299,26 @@ class DraftControl:
         if asked and not extra:
             self._peeked.clear()
         rounds, behind_s = num_steps if computed else 1, round_s if lag > MAX_LAG else seconds
-        if behind_s is not None:
+        if round_s is not None and not self.times.knows(num_decodes, kind, computed=computed):
+            behind_s = round_s + (seconds - round_s) * min(rounds / FULL_ROUNDS, 1.0)  # the first have few rounds
+        begins = computed and not self._drafting_s  # what a model takes that begins to draft it takes once
+        if behind_s is not None and not begins:
             self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
-        if lag > MAX_LAG:
-            usual = self.times.ratio(num_decodes, kind, computed=computed) if behind_s is None else behind_s / step_s
-            if not self._catch_up.num_steps and behind_s is not None:
-                takes = min(usual, MAX_RATIO)  # what a model takes that begins to draft it takes once
-            self._catch_up.observe(rounds * max(seconds / step_s - usual, 1e-6) / lag)
+        if begins:
+            takes, self._drafting_s = min(takes, self.times.ratio(num_decodes, kind, computed=True)), drafting_s
+        elif lag > MAX_LAG:
+            more = min(max(drafting_s - self._drafting_s, 0.0) / step_s, MOST_PER_LAG * lag)
+            self._caught_up = LAG_MEMORY * self._caught_up[0] + more, LAG_MEMORY * self._caught_up[1] + lag
+        elif computed:
+            self._drafting_s += LEVEL_GAIN * (drafting_s - self._drafting_s)
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps
         is_known = self.times.knows(num_decodes, kind, computed=computed)
-        if is_known and (lag <= MAX_LAG or self._catch_up.is_known):
+        if is_known and not begins:
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
             takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
             takes += self._catch_up_takes(lag) / rounds

@@ -15,7 +15,7 @@ from ridgeline.decoding.strategy import SequenceView, num_left
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
-FIRST_ROUNDS = 8  # of a step whose drafts are of another length than any before
+FIRST_ROUNDS = 24  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more

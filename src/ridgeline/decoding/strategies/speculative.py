@@ -102,7 +102,7 @@ class Speculative(Autoregressive):
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
         self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
-        self._lag = 0  # tokens that it catches up with in this step
+        self._behind = 0, 0.0  # tokens that it catches up with in this step, and what its first draft takes
         self._is_computed = False  # whether it drafts in this step
 
     @property
@@ -147,13 +147,13 @@ class Speculative(Autoregressive):
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
-            taken = gained, step_s / rounds, asking_s, num_steps, self._lag
+            taken = gained, step_s / rounds, asking_s, num_steps, *self._behind
             round_s = self._model.round_s if self._model is not None and rounds > 1 else None
             control.step(*window.shape, *taken, computed=self._is_computed, round_s=round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
-        self._asking_s, self._num_right, self._lag, self._landed_rounds = None, 0, 0, 1
+        self._asking_s, self._num_right, self._behind, self._landed_rounds = None, 0, (0, 0.0), 1
         self._is_computed = False
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
@@ -220,12 +220,14 @@ class Speculative(Autoregressive):
         if unguessed and model is not None:
             chosen = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
             self._num_rounds += 1
-            if self._tries or (control is not None and chosen and self._num_rounds % PROBE_ROUNDS == 0):
+            if (self._tries and not chosen) or (control and chosen and self._num_rounds % PROBE_ROUNDS == 0):
                 model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
             if chosen:
-                self._lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
-                self._num_rested, self._is_computed = 0, True
-                for key, found in model.draft(chosen, max_catch_up).items():
+                lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
+                self._num_rested, self._is_computed, began_s = 0, True, self._clock()
+                found_by_id = model.draft(chosen, max_catch_up)
+                self._behind = lag, self._clock() - began_s
+                for key, found in found_by_id.items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
         self._going_on = self._rounds(running)
