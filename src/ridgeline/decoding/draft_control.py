@@ -36,7 +36,7 @@ FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
-MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps that ask, at first and at most, before some are timed that do not
+MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, before steps are timed that do not
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MOST_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
@@ -178,7 +178,7 @@ class DraftControl:
     _purse_s: float | None = None
     _was_few: bool = False  # whether few sequences ran yet
     _returns: bool = False  # whether the last step had drafts, or they were asked for
-    _num_asked: int = 0  # steps with drafts, or that asked for some, since steps without were timed
+    _num_asked: int = 0  # rounds with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
@@ -293,7 +293,7 @@ class DraftControl:
             if self._num_asked >= self._max_asked:
                 self._max_asked = min(2 * self._max_asked, MAX_UNCHECKED)
             self._num_asked = 0
-        self._num_asked += asked
+        self._num_asked += (num_steps if computed else 1) if asked else 0
         if asked:
             self._awake = extra > 0
         if asked and not extra:
