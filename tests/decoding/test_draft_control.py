@@ -328,3 +328,58 @@ def test_what_does_not_pay_is_looked_at_more_and_more_rarely_where_a_model_would
     assert control.peek_steps(1) == MAX_SPACING
     control.peek(0, [0.9, 0.9], 1, 8, 0)
     assert control.peek_steps(1) == PEEK_STEPS, "one that pays"
+
+
+def test_the_first_call_of_a_model_tells_nothing_of_the_next_ones():
+    """What it takes to begin is taken once: neither what drafts take nor what catching up does is learnt of it."""
+    control, rounds = DraftControl(), 2 * TRIALS
+    for _ in range(9):
+        control.step(1, 0, 0.0, 0.010, None)
+    taken = {"lag": 100, "drafting_s": 3.0, "computed": True, "round_s": 0.080}
+    control.step(1, 1, 0.6, 0.400, 0.0, rounds, **taken)
+    assert not control.times.knows(1, 1, computed=True)
+    assert control.worth(100, 1, 1000) == 1
+    control.step(1, 1, 0.6, 0.014, 0.0, rounds, 0, 0.002, computed=True, round_s=0.013)
+    assert control.times.ratio(1, 1, computed=True) == pytest.approx(1.3, abs=0.1)
+
+
+def test_what_catching_up_takes_is_what_the_draft_takes_longer():
+    """Whatever the rounds behind it take; a draft that was disturbed is no measure."""
+    control = DraftControl(times=known_times())
+    for drafting_s in (0.5, 0.002):
+        control.step(1, 1, 0.6, 0.013, 0.0, 8, 0, drafting_s, computed=True, round_s=0.013)
+    control._drafting_s = 0.002
+    control.step(1, 1, 0.6, 0.090, 0.0, 8, 200, 0.042, computed=True, round_s=0.013)
+    assert control.worth(200, 1, 1000) == pytest.approx(1 - 4 / 64, rel=0.02), "four plain steps over 64 tokens"
+    control.step(1, 1, 0.6, 0.090, 0.0, 8, 20, 9.0, computed=True, round_s=0.013)
+    assert control.worth(200, 1, 1000) > 0.8
+
+
+def test_sizes_that_a_model_drafts_lie_on_a_line():
+    """A few rounds of one size that were slow do not make it look worse than a larger one."""
+    times = StepTimes()
+    for _ in range(64):
+        for extra, ratio in ((0, 1.0), (1, 1.4), (4, 2.6)):
+            times.observe(1, extra, 0.010 * ratio, computed=True)
+    assert times.ratio(1, 2, computed=True) == pytest.approx(1.8, abs=0.05)
+    assert times.ratio(1, 6, computed=True) == pytest.approx(3.4, abs=0.1)
+    times.observe(1, 2, 0.040, computed=True, count=TRIALS)
+    assert 1.7 < times.ratio(1, 2, computed=True) < 2.1 < times.ratio(1, 4, computed=True)
+
+
+def test_a_lookup_that_is_not_known_is_no_faster_than_a_step_that_asks():
+    times = StepTimes()
+    for _ in range(9):
+        times.observe(1, 0, 0.010)
+        times.observe(1, BETWEEN, 0.025)
+    assert times.ratio(1, 4) >= 2.4
+    assert times.ratio(1, 4, computed=True) < 1.2, "rounds of a model overlap nothing either, and need not"
+
+
+def test_steps_without_drafts_are_timed_again_by_rounds():
+    control = DraftControl(times=known_times())
+    control._awake = True
+    control.step(1, 1, 0.9, 0.013, 0.0, 4, 0, 0.002, computed=True, round_s=0.013)
+    assert not control.rests(1)
+    control.step(1, 1, 0.9, 0.013, 0.0, 40, 0, 0.002, computed=True, round_s=0.013)
+    assert control.rests(1)

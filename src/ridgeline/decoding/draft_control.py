@@ -39,7 +39,7 @@ WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned whil
 MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, before steps are timed that do not
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
-MOST_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
+MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
 FULL_ROUNDS = 32  # of a native call, over which what is around it is spread
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
@@ -310,11 +310,8 @@ class DraftControl:
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
         if begins:
             takes, self._drafting_s = min(takes, self.times.ratio(num_decodes, kind, computed=True)), drafting_s
-        elif lag > MAX_LAG:
-            more = min(max(drafting_s - self._drafting_s, 0.0) / step_s, MOST_PER_LAG * lag)
-            self._caught_up = LAG_MEMORY * self._caught_up[0] + more, LAG_MEMORY * self._caught_up[1] + lag
         elif computed:
-            self._drafting_s += LEVEL_GAIN * (drafting_s - self._drafting_s)
+            self._drafted(drafting_s, lag, step_s)
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps
         is_known = self.times.knows(num_decodes, kind, computed=computed)
@@ -328,6 +325,14 @@ class DraftControl:
             purse_s, self._was_few = purse_s + PURSE_STEPS * step_s, True
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
+
+    def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:
+        """Take in how long the first draft of a step took; where it caught up with tokens, these took the rest."""
+        if lag <= MAX_LAG:
+            self._drafting_s += LEVEL_GAIN * (drafting_s - self._drafting_s)
+            return
+        more = min(max(drafting_s - self._drafting_s, 0.0) / step_s, MAX_PER_LAG * lag)
+        self._caught_up = LAG_MEMORY * self._caught_up[0] + more, LAG_MEMORY * self._caught_up[1] + lag
 
     def forget(self, seq_id: int) -> None:
         """Forget a sequence that has ended."""

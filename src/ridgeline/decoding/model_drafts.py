@@ -1,7 +1,7 @@
 """Ask a drafter, knowing how far its drafts can be trusted and whether it still works. Called by strategies."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
@@ -9,6 +9,7 @@ from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
+from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView, num_left
 
@@ -163,6 +164,11 @@ def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, plain_s: f
         round_s = MAX_ROUNDS_S if plain_s is None else FIRST_TAKES * plain_s
     within = int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
     return min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
+
+
+def method_of_rounds(draft: Draft | None, rules: Collection[str]) -> str:
+    """Return what drafted, where its tokens are verified one after the other and each alone; empty elsewhere."""
+    return "" if not draft or draft.parents or (draft.weights and "block" in rules) else draft.method
 
 
 def gains_more(

@@ -15,7 +15,7 @@ from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
-from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, most_rounds
+from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, method_of_rounds, most_rounds
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, RoundsProposer, build_proposer
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
@@ -223,11 +223,10 @@ class Speculative(Autoregressive):
             if (self._tries and not chosen) or (control and chosen and self._num_rounds % PROBE_ROUNDS == 0):
                 model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
             if chosen:
-                lag = min(sum(model.drafter.lag(request.view) for request in chosen), max_catch_up)
-                self._num_rested, self._is_computed, began_s = 0, True, self._clock()
-                found_by_id = model.draft(chosen, max_catch_up)
-                self._behind = lag, self._clock() - began_s
-                for key, found in found_by_id.items():
+                lag, began_s = sum(model.drafter.lag(request.view) for request in chosen), self._clock()
+                self._num_rested, self._is_computed, made = 0, True, model.draft(chosen, max_catch_up)
+                self._behind = min(lag, max_catch_up), self._clock() - began_s
+                for key, found in made.items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
         self._going_on = self._rounds(running)
@@ -236,8 +235,7 @@ class Speculative(Autoregressive):
         """Return how the step goes on that verifies the drafts, where all of `running` have one by the same method."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
-        jointly = "block" in self._rules
-        methods = {"" if not draft or draft.parents or (draft.weights and jointly) else draft.method for draft in drafts}
+        methods = {method_of_rounds(draft, self._rules) for draft in drafts}
         method, model = methods.pop() if len(methods) == 1 else "", self._model
         if not method or any(view.request.adapter or view.grammar is not None for view in running):
             return None
