@@ -77,8 +77,8 @@ def test_rounds_bring_what_steps_of_one_bring(family, drafter, at_most, tmp_path
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 @pytest.mark.parametrize("drafter", ["draft", "eagle"])
 def test_rounds_reject_what_steps_of_one_do(family, drafter, at_most, tmp_path):
-    """Without a seed all random numbers are those of their places: the same drafts are accepted, and what comes in place
-    of the others is the same. The head has half of the model's tokens."""
+    """Without a seed all random numbers are those of their places: the same drafts are accepted, and the same tokens
+    come in place of the others. The head has half of the model's tokens."""
     model = build(family, 3, tmp_path / "model")
     drafts = speculate(model, drafter, tmp_path / "head")
     options = TINY | MANY | FIXED | {"deterministic": False, "draft_sample_method": "probabilistic"}

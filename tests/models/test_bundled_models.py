@@ -109,7 +109,9 @@ def test_the_head_in_its_folder_drafts_for_it():
     on = LLM("python-9m", **options, speculate="eagle", adaptive_speculation=False, num_speculative_tokens=3)
     prompts = ["def read_lines(path):", "class Stack:\n    def __init__(self):"]
     params = SamplingParams(temperature=0, max_tokens=64)
-    outputs = [[each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)] for llm in (off, on)]
+    outputs = [
+        [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)] for llm in (off, on)
+    ]
     assert outputs[0] == outputs[1]
     stats = on.engine.loop.scheduler.strategy.drafts()["eagle"]
     assert stats.num_accepted_tokens > 0.3 * stats.num_draft_tokens > 0

@@ -145,7 +145,6 @@ class StepTimes:
         share = self._drafted[batch, nearest].share
         return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
 
-
     def _on_line(self, batch: _Batch, known: Sequence[int], extra: int) -> float:
         """Return the ratio on the line through all sizes: a token more is a row to verify and a draft's step more."""
         shapes = [self._drafted[batch, each] for each in known]
@@ -186,7 +185,10 @@ class DraftControl:
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
-    _caught_up: tuple[float, float] = (0.0, 0.0)  # steps without drafts that catching up took of late, for how many tokens
+    _caught_up: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # steps without drafts that catching up took of late, for how many tokens
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -282,9 +284,9 @@ class DraftControl:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
-        `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. For the
-        first of these it took `drafting_s`, in which it caught up with `lag` tokens; without that, of several rounds one
-        takes `round_s`.
+        `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. The
+        draft of the first of these took `drafting_s`, in which it caught up with `lag` tokens; without that, of several
+        rounds one takes `round_s`.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)

@@ -147,9 +147,9 @@ class Speculative(Autoregressive):
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
-            taken = gained, step_s / rounds, asking_s, num_steps, *self._behind
+            taken = gained, step_s / rounds, asking_s, num_steps
             round_s = self._model.round_s if self._model is not None and rounds > 1 else None
-            control.step(*window.shape, *taken, computed=self._is_computed, round_s=round_s)
+            control.step(*window.shape, *taken, *self._behind, computed=self._is_computed, round_s=round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
