@@ -12,6 +12,7 @@ from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding import model_drafts
 from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.drafters import draft as drafting_by_model
 from ridgeline.engine.journal import timed_steps
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
@@ -98,6 +99,19 @@ def test_rounds_reject_what_steps_of_one_do(family, drafter, at_most, tmp_path):
         each = stats[drafter]
         assert 0 < each.num_accepted_tokens <= each.num_draft_tokens
         assert drafter == "draft" or each.num_accepted_tokens < each.num_draft_tokens  # that one is the model itself
+
+
+def test_distributions_that_are_too_large_to_be_told_each_round_leave_steps_of_one(at_most, tmp_path, monkeypatch):
+    model = build("llama", 3, tmp_path / "model")
+    options = TINY | MANY | FIXED | {"deterministic": False, "draft_sample_method": "probabilistic"}
+    monkeypatch.setattr(drafting_by_model, "MAX_TOLD", 3 * model.spec.vocab_size)
+    at_most(6)
+    for count, most in ((1, 6), (2, 1)):
+        llm = LLM(str(model.folder.path), **options, speculate=speculate(model, "eagle", tmp_path / "head"))
+        params = [SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)] * count
+        *_, rounds = outcome(llm, prompts_of(model, count), params)
+        assert max(rounds) <= most
+        assert count > 1 or max(rounds) > 1
 
 
 def counted(accept, drafts, weighed):

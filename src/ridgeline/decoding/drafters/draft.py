@@ -21,6 +21,8 @@ from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest, transl
 from ridgeline.decoding.rejection import PROPOSAL
 from ridgeline.decoding.strategy import SequenceView, row_after, sample_row
 
+MAX_TOLD = 1 << 22  # numbers that say what drafted tokens were sampled from, of one round: they are written in each
+
 
 def build(companion: Companion) -> "DraftModel":
     return DraftModel(companion)
@@ -111,6 +113,9 @@ class DraftModel:
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
     def rounds(self, asked: Sequence[DraftRequest], most: int) -> step.Rounds | None:
+        told = max(request.num_tokens for request in asked) * len(asked) * any(each.by_rejection for each in asked)
+        if told * self._companion.vocab_size > MAX_TOLD:
+            return None
         room, begins, length = list[int](), [self._begins(view) for view, *_ in asked], self._companion.max_model_len
         for (view, num_tokens, _), begin in zip(asked, begins):
             request, known, count = view.request, len(view.token_ids) - begin, 1 + num_tokens

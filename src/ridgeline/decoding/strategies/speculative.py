@@ -234,7 +234,7 @@ class Speculative(Autoregressive):
     def _rounds(self, running: Sequence[SequenceView]) -> Rounds | None:
         """Return how the step goes on that verifies the drafts, where all of `running` have one by the same method."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
-        asked = [DraftRequest(view, len(draft.token_ids)) for view, draft in zip(running, drafts) if draft]
+        asked = [DraftRequest(v, len(d.token_ids), bool(d.weights)) for v, d in zip(running, drafts) if d]
         methods = {method_of_rounds(draft, self._rules) for draft in drafts}
         method, model = methods.pop() if len(methods) == 1 else "", self._model
         if not method or any(view.request.adapter or view.grammar is not None for view in running):
