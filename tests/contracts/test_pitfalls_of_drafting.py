@@ -95,7 +95,7 @@ class Tables:
         views = [view_of(seed, [0, 0], params, seed) for seed in seeds]
         running = list(views)
         while running:
-            self.strategy.begin(running, Room(200, 200, others_wait=False))
+            self.strategy.begin(running, Room(200, 200))
             spans = [self.strategy.next_span(view, 64, score_all=False) for view in running]
             rows, first = [], 0
             for view, span in zip(running, spans):
@@ -341,7 +341,7 @@ def rate(step_s, acceptance, num_sequences, num_steps=1500, names="ngram"):
     views = [view_of(i, [0, 1, 2], params, num_prompt=2) for i in range(num_sequences)]
     gained = 0
     for _ in range(num_steps):
-        strategy.begin(views, Room(512, 512, others_wait=False))
+        strategy.begin(views, Room(512, 512))
         spans = [strategy.next_span(view, 64, score_all=False) for view in views]
         rows = tuple(row for view, span in zip(views, spans) for row in strategy.rows(view, span, 0))
         plan = StepPlan(1, tuple(spans), (), (), rows)

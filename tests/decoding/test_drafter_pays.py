@@ -118,7 +118,7 @@ class Machine:
         landed_s = self.now_s
         while len(view.token_ids) < len(self.tokens):
             while len(flights) < 2 and (not flights or strategy.ahead(running)):
-                strategy.begin(running, Room(512, 512, others_wait=False))
+                strategy.begin(running, Room(512, 512))
                 span = Span(view.seq_id, view.num_computed, (0,), 1)
                 if not strategy.one_token:
                     self.now_s += ASKED

@@ -56,7 +56,7 @@ class Machine:
 
     def step(self, room=64):
         strategy, views = self.strategy, self.views
-        strategy.begin(views, Room(room, room, others_wait=False))
+        strategy.begin(views, Room(room, room))
         spans = [strategy.next_span(view, 1 + room, score_all=False) for view in views]
         rows = [row for view, span in zip(views, spans) for row in strategy.rows(view, span, 0)]
         plan = StepPlan(1, tuple(spans), (), (), tuple(rows))
@@ -80,7 +80,7 @@ def test_steps_that_are_planned_ahead_are_timed_one_by_one():
     num_in_flight = num_ahead = 0
     while strategy.ahead(views) or num_in_flight:
         if strategy.ahead(views) and num_in_flight < 2:
-            strategy.begin(views, Room(64, 64, others_wait=False))
+            strategy.begin(views, Room(64, 64))
             num_in_flight += 1
             num_ahead += num_in_flight == 2
             continue
@@ -88,7 +88,7 @@ def test_steps_that_are_planned_ahead_are_timed_one_by_one():
         plan = StepPlan(1, (Span(0, 2, (2,), 1),), (), (), (), follows=1)
         strategy.observe(plan, StepResult(1, ()), 0.010)
         num_in_flight -= 1
-    strategy.begin(views, Room(64, 64, others_wait=False))
+    strategy.begin(views, Room(64, 64))
     assert num_ahead > 10
     assert abs(control.times.plain_s(1) - 0.010) < 1e-9
 

@@ -32,11 +32,10 @@ class SequenceView(Protocol):
 
 
 class Room(NamedTuple):
-    """Says what a step has beyond a token and a row of logits for each running sequence; whether `others_wait`."""
+    """Says what a step has beyond a token and a row of logits for each running sequence."""
 
     num_tokens: int
     num_rows: int
-    others_wait: bool
 
 
 class Accepted(NamedTuple):

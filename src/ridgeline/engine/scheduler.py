@@ -126,7 +126,7 @@ class Scheduler:
         if self._decode is None or len(self.waiting):
             num_tokens = self._pacing.max_tokens(self._running, num_tokens)
         num_running, num_preemptions = len(self._running), self._num_preemptions
-        room = Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self.waiting) > 0)
+        room = Room(num_tokens - num_running, num_rows - num_running)
         self.strategy.begin(self._running, room)
         copies: list[BlockCopy] = []
         if self._decode is not None:
