@@ -275,9 +275,9 @@ def test_a_strategy_hears_of_every_step_before_and_after():
     driver.run()
     driver.assert_answers()
     assert driver.strategy.heard[:4] == [
-        ("begin", [], 6, 3, True),
+        ("begin", [], 6, 3),
         ("observe", 1, 2, 0.25),
-        ("begin", [0, 1], 4, 1, True),
+        ("begin", [0, 1], 4, 1),
         ("observe", 2, 2, 0.25),
     ]
 
