@@ -43,7 +43,8 @@ struct RoundsRun {
 };
 
 // Every token of `step` has a row of logits, and is sampled from in this order: the first of a span is known, the others
-// are drafted; where they have trials, a drafter's of later rounds do, each of its own. Throws std::invalid_argument where that is not so, and where tables are too short.
+// are drafted; where they have trials, a drafter's of later rounds do, each of its own. Throws std::invalid_argument
+// where that is not so, and where tables are too short.
 RoundsRun run_rounds(Tape& tape, const Step& step, const RoundsDrafter& drafter, const RoundsOptions& options);
 
 }  // namespace ridgeline

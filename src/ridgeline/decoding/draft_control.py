@@ -185,10 +185,7 @@ class DraftControl:
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
-    _caught_up: tuple[float, float] = (
-        0.0,
-        0.0,
-    )  # steps without drafts that catching up took of late, for how many tokens
+    _caught_up: tuple[float, float] = (0.0, 0.0)  # plain steps that catching up took of late, for how many tokens
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 

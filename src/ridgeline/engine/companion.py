@@ -19,7 +19,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.core.speculation import OWN_DRAFTER, SpeculationConfig
+from ridgeline.core.speculation import OWN_DRAFTER, OWN_HEADS, SpeculationConfig
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
 from ridgeline.decoding.drafters import Companion, translated
 from ridgeline.decoding.drafters.eagle import MAX_HIDDEN
@@ -42,7 +42,6 @@ from ridgeline.weights.medusa import open_medusa
 EARLY_EXIT, PARALLEL = "early-exit", "parallel"
 MASKS = ("pard_token", "ptd_token_id")  # keys of config.json: the token that stands for one that is not known
 HEADS = {"eagle": open_eagle, "medusa": open_medusa}
-OWN_HEADS = {"eagle": ("eagle3", "eagle"), "medusa": ("medusa",)}  # folders within the model's, the preferred one first
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
 
 
