@@ -29,7 +29,7 @@ RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Fe
   require(block_size > 0 && max_final > 0, "a block has tokens, and one of a draft stays");
   require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
   require((int64_t)logits.shape(0) == num_spans, "a drafter has a row of logits for each span");
-  RoundsDrafter found{{}, {}, &tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
+  RoundsDrafter found{{}, {}, nullptr, &tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
   found.chain.block_size = block_size;
   found.chain.vocab_size = vocab_size;
   found.chain.token_ids = token_ids ? token_ids->data() : nullptr;
@@ -74,10 +74,13 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
     const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features, const Tables& tables,
     const Array<const int64_t, 2>& spans, const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
     const Array<int64_t, 2>& token_ids, const Array<int64_t, 2>& sampled, const std::optional<Trials>& trials,
-    uint64_t proposal) {
+    uint64_t proposal, const std::vector<SuffixIndex*>& texts) {
   const auto ran = [&](Tape& tape, const Step& step) {
-    require(spans.shape(0) == 2 && (int64_t)spans.shape(1) == step.num_spans, "a span has a begin and room");
-    const RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
+    require(spans.shape(0) == 3 && (int64_t)spans.shape(1) == step.num_spans, "a span has a begin, room and a match");
+    require(texts.empty() || (int64_t)texts.size() == step.num_spans, "a span has a text");
+    RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
+    own.texts = texts;
+    own.min_matched = spans.data() + 2 * step.num_spans;
     const int64_t* const room = spans.data() + step.num_spans;
     RoundsOptions options = options_of(step, block_size, room, stops, hurry, token_ids, sampled);
     options.proposal = proposal;
@@ -107,7 +110,7 @@ std::pair<int64_t, int64_t> looked_up(Builder& self, const Array<const int64_t, 
   return self.compute(block, logits, [&](Tape& tape, const Step& step) {
     require((int64_t)room.shape(0) == step.num_spans && (int64_t)texts.size() == step.num_spans,
             "a span has a text and room");
-    RoundsDrafter drafter{texts, {0, factor, min_probability}, nullptr, {}, {}, nullptr, 0, nullptr, 0};
+    RoundsDrafter drafter{texts, {0, factor, min_probability}, nullptr, nullptr, {}, {}, nullptr, 0, nullptr, 0};
     drafter.chain.vocab_size = std::numeric_limits<int64_t>::max();
     const RoundsOptions options = options_of(step, block_size, room.data(), stops, hurry, token_ids, sampled);
     const WithoutGil unlocked;
@@ -122,6 +125,7 @@ void bind(nanobind::class_<Builder>& tape) {
   tape.def("rounds", &rounds<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "drafter"_a,
            "features"_a.none(), "tables"_a, "spans"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
            "sampled"_a.noconvert(), "trials"_a.none() = nanobind::none(), "proposal"_a = 0,
+           "texts"_a = std::vector<SuffixIndex*>(),
            "Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. "
            "Returns how many, and the highest slots written in both caches, or 0.");
   tape.def("looked_up", &looked_up<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "texts"_a, "factor"_a,

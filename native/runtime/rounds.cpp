@@ -69,7 +69,7 @@ class Rounds {
       done.highest_slot = std::max(done.highest_slot, step_.highest_slot());
       verify(done.num_rounds);
       if (done.num_rounds + 1 == options_.max_rounds || ends()) break;
-      if (!drafter_.tape && !look_up()) break;
+      if (drafter_.tape ? repeats() : !look_up()) break;
       if (drafter_.tape) done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft());
       move_on();
     }
@@ -141,22 +141,35 @@ class Rounds {
     return false;
   }
 
+  // What may follow what came of a span, by its text.
+  LookupDraft found(size_t s, int64_t max_tokens) {
+    const Verified& span = spans_[s];
+    const std::vector<int32_t> came(sampled_ + span.first_row, sampled_ + span.first_row + span.num_right + 1);
+    drafter_.texts[s]->extend(came.data(), (int64_t)came.size());
+    return drafter_.texts[s]->find_own({(int)max_tokens, drafter_.limits.factor, drafter_.limits.min_probability});
+  }
+
+  // Whether a text repeats itself at such length that more is gained by looking up than by the drafter.
+  bool repeats() {
+    bool any = false;
+    for (size_t s = 0; s < drafter_.texts.size(); s++) {
+      const LookupDraft draft = found(s, 1);
+      any = any || (draft.agreement == 1 && draft.num_matched >= drafter_.min_matched[s]);
+    }
+    return any;
+  }
+
   // Looks up drafts behind what came; false where none are worth a round.
   bool look_up() {
     const size_t count = order_.size();
-    bool found = true;
+    bool all = true;
     for (size_t r = 0; r < count; r++) {
       const Verified& span = spans_[order_[r]];
-      SuffixIndex& text = *drafter_.texts[order_[r]];
-      const std::vector<int32_t> came(sampled_ + span.first_row, sampled_ + span.first_row + span.num_right + 1);
-      text.extend(came.data(), (int64_t)came.size());
-      LookupLimits limits = drafter_.limits;
-      limits.max_tokens = (int)span.num_drafted;
-      const std::vector<int32_t> tokens = text.find_own(limits).tokens;
-      found = found && 2 * span.num_right >= span.num_valid && 2 * (int64_t)tokens.size() >= span.num_drafted;
+      const std::vector<int32_t> tokens = found(order_[r], span.num_drafted).tokens;
+      all = all && 2 * span.num_right >= span.num_valid && 2 * (int64_t)tokens.size() >= span.num_drafted;
       for (size_t k = 0; k < (size_t)span.num_drafted; k++) drafted_[k * count + r] = k < tokens.size() ? tokens[k] : -1;
     }
-    return found;
+    return all;
   }
 
   // Has the drafter compute what came, and draft behind it; returns the highest slot that it writes.

@@ -10,10 +10,12 @@
 namespace ridgeline {
 
 // What a drafter computes with; its rows are those of the spans of the step that verifies. Or without a tape the texts
-// of the spans, in which drafts are looked up: rounds end where one has no draft, or one of which most is wrong.
+// of the spans, in which drafts are looked up: rounds end where one has no draft, or one of which most is wrong. With
+// a tape rounds end where one of the texts, if any are given, has as long a match as is looked up instead.
 struct RoundsDrafter {
   std::vector<SuffixIndex*> texts;
   LookupLimits limits;
+  const int64_t* min_matched;  // [S] tokens, of texts beside a tape
   Tape* tape;
   ChainOptions chain;  // but for `lengths`, `tokens` and `first`
   std::vector<GroupInputs> groups;  // tables and `first_token` of its cache, with blocks for all rounds

@@ -13,6 +13,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.decoding import model_drafts
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import draft as drafting_by_model
+from ridgeline.decoding.strategies import speculative
 from ridgeline.engine.journal import timed_steps
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
@@ -295,6 +296,48 @@ def test_lookups_end_where_most_of_a_draft_is_wrong(at_most, tmp_path, monkeypat
     steps, stats = llm.engine.loop.journal.steps.read()[1], llm.engine.loop.scheduler.strategy.drafts()["suffix"]
     assert stats.num_draft_tokens > 3 * stats.num_accepted_tokens
     assert max(steps["num_rounds"]) <= 2
+
+
+@pytest.mark.parametrize("drafter", ["draft", "eagle"])
+def test_rounds_of_a_model_end_where_its_text_repeats_itself(drafter, at_most, tmp_path, monkeypatch):
+    """So what is looked up is drafted next, and the index has of the rounds what it would have had of steps of one."""
+    model = build("llama", 3, tmp_path / "model")
+    options = TINY | MANY | {"suffix_decoding_max_cached_requests": 0, "num_speculative_tokens": 6}
+    drafts = speculate(model, drafter, tmp_path / "head")
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts_of(model, 1), params, use_tqdm=False)
+    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
+    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(4, len(s)) for s in survivals])
+    found = []
+    for least in (8, 1000):
+        monkeypatch.setattr(model_drafts, "gains_more", lambda *given: given[2].num_tokens >= least)  # noqa: B023
+        monkeypatch.setattr(speculative, "gains_more", lambda _, view, guess, *__: guess.num_tokens >= 6)
+        at_most(60)
+        llm = LLM(str(model.folder.path), **options, speculate=f"suffix,{drafts}")
+        proposer, looked = llm.engine.loop.scheduler.strategy._proposers["suffix"], []
+        proposer.propose = beside_a_new_index(proposer, looked)
+        outputs = llm.generate(prompts_of(model, 1), params, use_tqdm=False)
+        assert outputs[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+        assert looked and all(same for same in looked)
+        check_cache(drafter_of(llm)._cache)
+        found.append(llm.engine.loop.scheduler.strategy.drafts())
+    ended, went_on = found
+    assert ended["suffix"].num_accepted_tokens > went_on["suffix"].num_accepted_tokens
+    assert 0 < ended[drafter].num_drafts < went_on[drafter].num_drafts
+
+
+def beside_a_new_index(proposer, looked):
+    """`propose`, after which `looked` has whether an index of the text as it is finds the same."""
+    propose, limits = proposer.propose, (24, proposer._factor, proposer._min_probability)
+
+    def proposing(view, max_tokens):
+        draft = propose(view, max_tokens)
+        index = proposer._index(proposer._lengths, 2**16)
+        index.extend(list(view.token_ids))
+        looked.append(index.find_own(*limits) == proposer._texts[view.seq_id].find_own(*limits))
+        return draft
+
+    return proposing
 
 
 def test_nothing_is_planned_ahead_of_drafts_beside_who_was_admitted(tmp_path, monkeypatch):

@@ -104,6 +104,11 @@ class SpeculationConfig:
         return tuple(name for name, _ in self._asked())
 
     @property
+    def is_auto(self) -> bool:
+        """Whether what drafts is chosen, beside what is named."""
+        return "auto" in (part.strip() for part in self.speculate.split(","))
+
+    @property
     def drafter(self) -> tuple[str, str] | None:
         """The name of the proposer that needs a model, and that model; None where none is asked for."""
         return next(((name, model) for name, model in self._asked() if name in drafter_names()), None)

@@ -270,8 +270,9 @@ class Rounds(NamedTuple):
 
     `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
     one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
-    `tables`, or the index of each of `texts` does, with `limits` of `native/lookup/suffix_index.h`. Tokens that have a
-    trial are followed by such, sampled by seeds that differ by `proposal`.
+    `tables`, until one of `texts`, if there are some, ends in what it had before for `min_matched` tokens; or without
+    `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. Tokens that have a trial are
+    followed by such, sampled by seeds that differ by `proposal`.
     """
 
     most: int
@@ -281,6 +282,7 @@ class Rounds(NamedTuple):
     tables: tuple[tuple[BlockTable, ...], ...] = ()  # [group][span], with blocks for all rounds
     max_final: int = 1  # computed tokens of a draft that stay in that cache where they were right, at most
     texts: Sequence[object] = ()
+    min_matched: Sequence[int] = ()  # beside a model
     limits: tuple[float, float] = (1.0, 0.0)  # factor, least share of places
     proposal: int = 0
 

@@ -2,14 +2,15 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ridgeline.core.log import get_logger
+from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.draft_control import DraftControl, StepTimes
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
-from ridgeline.decoding.proposers import Draft
+from ridgeline.decoding.proposers import Draft, Proposer, RoundsProposer
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.strategy import SequenceView, num_left
 
@@ -115,18 +116,26 @@ class ModelDrafts:
         self.failures = 0
         return drafts
 
-    def rounds(self, asked: Sequence[DraftRequest], plain_s: float | None, *, is_new: bool) -> Rounds | None:
+    def rounds(
+        self,
+        asked: Sequence[DraftRequest],
+        guesses: Mapping[int, Guess],
+        proposers: Mapping[str, Proposer],
+        control: DraftControl | None,
+    ) -> Rounds | None:
         """Return how a step goes on that verifies drafts of so many tokens, of all that run, as they were just made.
 
-        None: it ends. `plain_s` is what a step without drafts takes, where that is known; few rounds tell what one of
-        drafts takes that `is_new`.
+        None: it ends. It does so too where one of `proposers` may look up what gains more than what is guessed.
         """
         if self._going_on is None:
             return None
-        most = most_rounds(asked, self.round_s, plain_s)
-        most = min(most, FIRST_ROUNDS) if is_new else most
+        count, times = len(asked), None if control is None else control.times
+        most = most_rounds(asked, self.round_s, times)
+        if times is not None and not times.knows(count, sum(each.num_tokens for each in asked), computed=True):
+            most = min(most, FIRST_ROUNDS)  # they tell what one takes
         try:
-            return self._going_on.rounds(asked, most) if most > 1 else None
+            rounds = self._going_on.rounds(asked, most) if most > 1 else None
+            return rounds and _watched(rounds, asked, guesses, proposers, control)
         except Exception:
             self.failures += 1
             log.exception("a step that verifies drafts does not go on by itself")
@@ -158,10 +167,11 @@ class ModelDrafts:
         self.drafter.forget(view)
 
 
-def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, plain_s: float | None) -> int:
+def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None) -> int:
     """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`."""
     if round_s is None:
-        round_s = MAX_ROUNDS_S if plain_s is None else FIRST_TAKES * plain_s
+        is_known = times is not None and times.knows(len(asked), 0)
+        round_s = FIRST_TAKES * times.plain_s(len(asked)) if times is not None and is_known else MAX_ROUNDS_S
     within = int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
     return min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
 
@@ -180,6 +190,27 @@ def gains_more(
     survival = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
     rate = control.rate(num_decodes, survival, computed=False)
     return rate >= control.rate(num_decodes, computed.survival, computed=True)
+
+
+def _watched(
+    rounds: Rounds,
+    asked: Sequence[DraftRequest],
+    guesses: Mapping[int, Guess],
+    proposers: Mapping[str, Proposer],
+    control: DraftControl | None,
+) -> Rounds:
+    """Return rounds that end where one of `proposers` may look up what gains more in a text than what is guessed."""
+    name = next((name for name, each in proposers.items() if isinstance(each, RoundsProposer)), None)
+    if control is None or name is None:
+        return rounds
+    found: list[tuple[object, int]] = []
+    for view, *_ in asked:
+
+        def gains(evidence: int, num_tokens: int, view: SequenceView = view) -> bool:
+            return gains_more(control, view, Guess((name, evidence), num_tokens), guesses[view.seq_id], len(asked))
+
+        found.append(cast("RoundsProposer", proposers[name]).watched(view, MAX_DRAFT, gains))
+    return rounds._replace(texts=[text for text, _ in found], min_matched=[length for _, length in found])
 
 
 def lengths_of(

@@ -162,3 +162,9 @@ def rows_along(first: SampleRow, drafted: Sequence[int]) -> list[SampleRow]:
 def num_left(view: SequenceView) -> int:
     """Return how many tokens an output may still get."""
     return view.request.max_tokens - len(view.token_ids) + len(view.request.prompt_ids)
+
+
+def room_for_drafts(running: Sequence[SequenceView], room: Room) -> int:
+    """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
+    is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
+    return 0 if is_busy else min(room.num_tokens, room.num_rows)

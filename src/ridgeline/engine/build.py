@@ -11,7 +11,7 @@ from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.host import HostReader
 from ridgeline.decoding.strategies import choose_strategy
-from ridgeline.engine.companion import plan_drafter
+from ridgeline.engine.companion import plan_drafter, with_own_head
 from ridgeline.engine.engine import Engine, setup_of
 from ridgeline.engine.executor import open_executor
 from ridgeline.engine.intake import Intake
@@ -35,7 +35,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     """
     offered = offers(config.backend.backend)
     model = open_model(config)
-    spec = model.spec
+    config, spec = with_own_head(config, model.folder), model.spec
     backend, why_backend = select(model, config, offered)
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
     draft, model = plan_drafter(config, model, offered)

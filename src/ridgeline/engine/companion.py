@@ -144,11 +144,25 @@ def plan_drafter(
     return replace(_plan_head(source, config, replace(target, spec=spec), offered), branches=branches), tapping
 
 
+def with_own_head(config: EngineConfig, model: ModelFolder) -> EngineConfig:
+    """Return the options, where `auto` drafts with the head that came with a model, if one did and no model drafts."""
+    asked = config.speculation
+    kind = next((kind for kind in OWN_HEADS if _own_heads(kind, model)), None)
+    if kind is None or not asked.is_auto or asked.drafter is not None:
+        return config
+    return replace(config, speculation=replace(asked, speculate=f"{asked.speculate},{kind}"))
+
+
+def _own_heads(kind: str, model: ModelFolder) -> list[str]:
+    """Return the folders of heads that came with a model, the preferred one first."""
+    folders = () if model.gguf is not None else tuple(model.path / name for name in OWN_HEADS[kind])
+    return [str(folder) for folder in folders if folder.is_dir()]
+
+
 def _own_head(kind: str, model: ModelFolder) -> str:
     """Return the folder of the head that came with a model. Raises ConfigError where none did."""
-    folders = () if model.gguf is not None else tuple(model.path / name for name in OWN_HEADS[kind])
-    if (found := next((folder for folder in folders if folder.is_dir()), None)) is not None:
-        return str(found)
+    if found := _own_heads(kind, model):
+        return found[0]
     where = f"{' or '.join(OWN_HEADS[kind])} within its folder"
     raise ConfigError(f"{model.name} came without a head ({where}); write speculate={kind}:HEAD, or train one")
 

@@ -232,8 +232,8 @@ class NativeExecutable:
         rows = (self._room(len(step.logit_rows_R)), self._layout.block_size)
         stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]
         to = (np.array(stops, dtype=np.int64).reshape(-1, 2), hurry, token_ids_RT, sampled_RT)
-        if rounds.texts:
-            texts = cast("list[_native.SuffixIndex]", list(rounds.texts))
+        texts = cast("list[_native.SuffixIndex]", list(rounds.texts))
+        if not rounds.tables:
             given = (texts, *rounds.limits, np.array(rounds.room, dtype=np.int64))
             num_rounds, highest = self._tape.looked_up(step.block, *rows, *given, *to)
             self._warmer.stay_ahead(highest)
@@ -248,10 +248,11 @@ class NativeExecutable:
             features = (*buffers, fold._tape, fold._features.buffer, fold._result.buffer, taps_TW)
         by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_final)
         of_drafter = (drafter._tape, *by_ids, drafter._room(len(rounds.room)), drafter._program.vocab_size)
-        spans_2S = np.array([rounds.begins, rounds.room], dtype=np.int64)
-        given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_2S)
-        of_trials = (step.trials, rounds.proposal)
-        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, *to, *of_trials)
+        matches = rounds.min_matched or [0] * len(rounds.room)
+        spans_3S = np.array([rounds.begins, rounds.room, matches], dtype=np.int64)
+        given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_3S)
+        others = (step.trials, rounds.proposal, texts)
+        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, *to, *others)
         self._warmer.stay_ahead(highest)
         drafter._warmer.stay_ahead(of_drafts)
         return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)

@@ -4,13 +4,15 @@ A proposal changes no token, only how many of them a step decides: whatever it i
 decoding. So a proposer may look at anything it likes, and needs no tests of exactness of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import Rounds, SampledToken, Span, Weights
 from ridgeline.decoding.strategy import SequenceView
+
+Gains = Callable[[int, int], bool]  # of a draft's evidence and its number of tokens
 
 
 class Draft(NamedTuple):
@@ -69,6 +71,10 @@ class RoundsProposer(Proposer, Protocol):
 
     def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
         """Return how a step goes on that verifies the drafts which were just made of all `views`; None: it ends."""
+        ...
+
+    def watched(self, view: SequenceView, max_tokens: int, gains: Gains) -> tuple[object, int]:
+        """Return the index of the text, and from how long a match on a draft of it `gains` more than a model's."""
         ...
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import Rounds
-from ridgeline.decoding.proposers import Draft
+from ridgeline.decoding.proposers import Draft, Gains
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 if TYPE_CHECKING:
     from ridgeline._native import SuffixIndex
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24)  # of matches that are looked for; longer ones are told apart up to the depth
+NUM_LENGTHS = 5  # of matches that drafts are told apart by: 1, 2-3, 4-7, 8-15, 16 and more tokens
 MAX_TEXT_TOKENS = 2**28
 POOL_TOKENS, MAX_POOLS = 2**16, 14  # 4.4 MB each, 62 MB in all
 
@@ -42,6 +43,7 @@ class Suffix:
         self._min_probability = config.suffix_decoding_min_token_prob
         self._max_documents = config.suffix_decoding_max_cached_requests
         self._texts: dict[int, SuffixIndex] = {}
+        self._matched: dict[int, int] = {}  # how many of the last tokens of each sequence its text had before
         self._pooled: set[int] = set()  # sequences whose last draft is from a pool
         self._pools: OrderedDict[tuple[str, int], SuffixIndex] = OrderedDict()
 
@@ -52,6 +54,7 @@ class Suffix:
         text.extend(list(view.token_ids[text.num_tokens :]))
         limits = max_tokens, self._factor, self._min_probability
         found, pooled = text.find_own(*limits), False
+        self._matched[view.seq_id] = found[1] if found is not None else 0
         if (pool := self._pools.get((view.request.salt, view.request.adapter))) is not None and self._pools_for(view):
             other = pool.find(list(view.token_ids[-self._depth :]), *limits)
             if other is not None and (found is None or other[3] > found[3]):
@@ -60,8 +63,7 @@ class Suffix:
             return None
         (self._pooled.add if pooled else self._pooled.discard)(view.seq_id)
         tokens, num_matched, agreement, _ = found
-        length = min(num_matched.bit_length(), 5) - 1  # 1, 2-3, 4-7, 8-15, 16 and more
-        return Draft(tokens, (length * 3 + (agreement > 0.6) + (agreement == 1.0)) * 2 + (not pooled))
+        return Draft(tokens, _evidence(num_matched, agreement, pooled=pooled))
 
     def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
         if any(view.seq_id in self._pooled for view in views):
@@ -70,8 +72,18 @@ class Suffix:
         limits = self._factor, self._min_probability
         return Rounds(most, [num_left(view) for view in views], stop_ids, texts=texts, limits=limits)
 
+    def watched(self, view: SequenceView, max_tokens: int, gains: Gains) -> tuple[object, int]:
+        for bits in range(NUM_LENGTHS):
+            num_matched = 1 << bits
+            num_tokens = min(int(self._factor * num_matched), max_tokens)
+            if num_tokens and gains(_evidence(num_matched, 1.0, pooled=False), num_tokens):
+                is_there = self._matched[view.seq_id] >= num_matched  # and yet a model drafts
+                return self._texts[view.seq_id], MAX_TEXT_TOKENS if is_there else num_matched
+        return self._texts[view.seq_id], MAX_TEXT_TOKENS
+
     def forget(self, view: SequenceView) -> None:
         """Take the finished output into the pool."""
+        self._matched.pop(view.seq_id, None)
         self._pooled.discard(view.seq_id)
         if self._texts.pop(view.seq_id, None) is None or not self._pools_for(view):
             return
@@ -89,3 +101,8 @@ class Suffix:
         """Tell whether the sequence drafts from a pool, and gives its output to it."""
         asked = view.request.params.speculation
         return self._max_documents > 0 and (asked is None or asked.pool)
+
+
+def _evidence(num_matched: int, agreement: float, *, pooled: bool) -> int:
+    length = min(num_matched.bit_length(), NUM_LENGTHS) - 1
+    return (length * 3 + (agreement > 0.6) + (agreement == 1.0)) * 2 + (not pooled)

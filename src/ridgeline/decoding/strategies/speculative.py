@@ -20,7 +20,7 @@ from ridgeline.decoding.proposers import Draft, Observer, Proposer, RoundsPropos
 from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, num_left, rows_along, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, num_left, room_for_drafts, rows_along, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.decoding.unverified import Unverified
 from ridgeline.spec.spec import DecoderSpec
@@ -136,7 +136,7 @@ class Speculative(Autoregressive):
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
             is_due = self._num_unseen >= control.peek_steps(count)
             if is_due and window.num_landed > 2:  # the first may be in flight already
-                self._peek(control, running, _budget(running, room))
+                self._peek(control, running, room_for_drafts(running, room))
             if window.num_landed < control.window_steps:
                 return
         now_s = self._clock()
@@ -160,7 +160,7 @@ class Speculative(Autoregressive):
             if was_plain and nap > 0:
                 window.stop()
             self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
-        elif not rests and (budget := _budget(running, room)) > 0:
+        elif not rests and (budget := room_for_drafts(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
     def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
@@ -229,9 +229,9 @@ class Speculative(Autoregressive):
                 for key, found in made.items():
                     kind = guesses[key].kind
                     self._drafts[key] = Draft(found.token_ids, kind[1], kind[0], found.weights, found.parents)
-        self._going_on = self._rounds(running)
+        self._going_on = self._rounds(running, guesses)
 
-    def _rounds(self, running: Sequence[SequenceView]) -> Rounds | None:
+    def _rounds(self, running: Sequence[SequenceView], guesses: Mapping[int, Guess]) -> Rounds | None:
         """Return how the step goes on that verifies the drafts, where all of `running` have one by the same method."""
         drafts = [self._drafts.get(view.seq_id) for view in running]
         asked = [DraftRequest(v, len(d.token_ids), bool(d.weights)) for v, d in zip(running, drafts) if d]
@@ -239,12 +239,10 @@ class Speculative(Autoregressive):
         method, model = methods.pop() if len(methods) == 1 else "", self._model
         if not method or any(view.request.adapter or view.grammar is not None for view in running):
             return None
-        count, times = len(running), None if self._control is None else self._control.times
-        plain_s = times.plain_s(count) if times is not None and times.knows(count, 0) else None
         if model is not None and model.method == method:
-            known = times is None or times.knows(count, sum(each.num_tokens for each in asked), computed=True)
-            return model.rounds(asked, plain_s, is_new=not known)
-        proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, plain_s)
+            return model.rounds(asked, guesses, self._proposers, self._control)
+        times = None if self._control is None else self._control.times
+        proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
         is_able = self._goes_on and model is None and most > 1  # a model would miss hidden states
         return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
 
@@ -392,9 +390,3 @@ class Speculative(Autoregressive):
         """
         params = view.request.params
         return rule in self._rules and params.seed is None and not params.greedy and view.grammar is None
-
-
-def _budget(running: Sequence[SequenceView], room: Room) -> int:
-    """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
-    is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
-    return 0 if is_busy else min(room.num_tokens, room.num_rows)
