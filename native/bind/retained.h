@@ -25,9 +25,9 @@ class Retained {
             "what is retained is a row for each token");
   }
 
-  // Without the GIL: nothing but the place's memory is touched.
-  void write(const Place& place, int64_t num_tokens) const {
-    float* to = place ? place->data() : nullptr;
+  // Without the GIL: nothing but the place's memory is touched, behind what it has of steps of as many tokens before.
+  void write(const Place& place, int64_t num_tokens, int64_t steps_before = 0) const {
+    float* to = place ? place->data() + steps_before * num_tokens * width_ : nullptr;
     for (int64_t t = 0; place && t < num_tokens; t++)
       for (const Buffer* buffer : buffers_) to = std::copy_n(buffer->row(t), buffer->width, to);
   }

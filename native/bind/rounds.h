@@ -89,7 +89,7 @@ std::tuple<int64_t, int64_t, int64_t> rounds(
       self.retained().check(taps, step.num_tokens);
       options.taps = taps.data();
       options.taps_width = (int64_t)taps.shape(1);
-      options.tap = [&] { self.retained().write(taps, step.num_tokens); };
+      options.tap = [&](int64_t) { self.retained().write(taps, step.num_tokens); };
     }
     return std::get<0>(drafter)->alone([&](Tape&) {
       const WithoutGil unlocked;
@@ -106,13 +106,15 @@ std::pair<int64_t, int64_t> looked_up(Builder& self, const Array<const int64_t, 
                                       const std::vector<SuffixIndex*>& texts, double factor, double min_probability,
                                       const Array<const int64_t, 1>& room, const Array<const int64_t, 2>& stops,
                                       const Array<const int64_t, 1>& hurry, const Array<int64_t, 2>& token_ids,
-                                      const Array<int64_t, 2>& sampled) {
+                                      const Array<int64_t, 2>& sampled, const Retained::Place& taps) {
   return self.compute(block, logits, [&](Tape& tape, const Step& step) {
     require((int64_t)room.shape(0) == step.num_spans && (int64_t)texts.size() == step.num_spans,
             "a span has a text and room");
     RoundsDrafter drafter{texts, {0, factor, min_probability}, nullptr, nullptr, {}, {}, nullptr, 0, nullptr, 0};
     drafter.chain.vocab_size = std::numeric_limits<int64_t>::max();
-    const RoundsOptions options = options_of(step, block_size, room.data(), stops, hurry, token_ids, sampled);
+    RoundsOptions options = options_of(step, block_size, room.data(), stops, hurry, token_ids, sampled);
+    self.retained().check(taps, options.max_rounds * step.num_tokens);
+    options.tap = [&](int64_t round) { self.retained().write(taps, step.num_tokens, round); };
     const WithoutGil unlocked;
     const RoundsRun run = run_rounds(tape, step, drafter, options);
     return std::pair{run.num_rounds, run.highest_slot};
@@ -130,8 +132,9 @@ void bind(nanobind::class_<Builder>& tape) {
            "Returns how many, and the highest slots written in both caches, or 0.");
   tape.def("looked_up", &looked_up<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "texts"_a, "factor"_a,
            "min_probability"_a, "room"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
-           "sampled"_a.noconvert(),
-           "Does so with drafts that are looked up in the texts of the spans; returns how many, and the highest slot.");
+           "sampled"_a.noconvert(), "taps"_a.none() = nanobind::none(),
+           "Does so with drafts that are looked up in the texts of the spans, with the taps of all rounds; returns how "
+           "many, and the highest slot.");
 }
 
 }  // namespace ridgeline::rounds_bindings

@@ -108,7 +108,7 @@ class Rounds {
   void verify(int64_t round) {
     step_.sample_rows = rows_.data();
     tape_.run(step_, 0, tape_.size(), nullptr);
-    if (options_.taps) options_.tap();
+    if (options_.tap) options_.tap(round);
     const int64_t count = step_.num_tokens;
     int64_t* const token_ids = options_.token_ids + round * count;
     std::copy_n(step_.token_ids, count, token_ids);

@@ -34,7 +34,7 @@ struct RoundsOptions {
   const int64_t* hurry;    // 1 from when no further round is to begin; any thread writes it
   float* taps;             // [T, taps_width] gets, of each step, what the drafter reads; or null
   int64_t taps_width;
-  std::function<void()> tap;  // writes them
+  std::function<void(int64_t)> tap;  // writes them behind a round
   int64_t* token_ids;      // [max_rounds, T] gets the tokens of each step
   int64_t* sampled;        // [max_rounds, T] gets what was sampled from its rows
   uint64_t proposal;       // what is other in the seeds of drafts that are verified by rejection

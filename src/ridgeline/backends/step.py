@@ -294,7 +294,7 @@ class ChainEnds(NamedTuple):
 
 class RoundsOutput(NamedTuple):
     """Holds the tokens of each round of a step, -1 where nothing was drafted, what was sampled from each of their rows,
-    and the taps of the last round."""
+    and the taps of the last round; of all that there could be, one after the other, where drafts are looked up."""
 
     token_ids_RT: IntArray
     sampled_RT: IntArray

@@ -40,7 +40,8 @@ MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, bef
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
-FULL_ROUNDS = 32  # of a native call, over which what is around it is spread
+FULL_ROUNDS = 32  # of a native call with a model, over which what is around it is spread before more is known
+MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
 
@@ -186,6 +187,7 @@ class DraftControl:
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
     _caught_up: tuple[float, float] = (0.0, 0.0)  # plain steps that catching up took of late, for how many tokens
+    _around: dict[bool, tuple[float, float]] = field(default_factory=dict[bool, tuple[float, float]])
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -282,8 +284,8 @@ class DraftControl:
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
         `num_steps` that are alike, or rounds that a model has `computed` drafts in, it is the median or the mean. The
-        draft of the first of these took `drafting_s`, in which it caught up with `lag` tokens; without that, of several
-        rounds one takes `round_s`.
+        draft of the first of these took `drafting_s`, in which it caught up with `lag` tokens; a round takes `round_s`
+        by itself.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -297,9 +299,10 @@ class DraftControl:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
-        rounds, behind_s = num_steps if computed else 1, round_s if lag > MAX_LAG else seconds
-        if round_s is not None and not self.times.knows(num_decodes, kind, computed=computed):
-            behind_s = round_s + (seconds - round_s) * min(rounds / FULL_ROUNDS, 1.0)  # the first have few rounds
+        rounds = num_steps if extra else 1
+        behind_s = seconds if lag <= MAX_LAG else None
+        if round_s is not None and extra:
+            behind_s = round_s + self._around_round_s(seconds - round_s, rounds, lag, computed=computed)
         begins = computed and not self._drafting_s  # what a model takes that begins to draft it takes once
         if behind_s is not None and not begins:
             self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
@@ -324,6 +327,18 @@ class DraftControl:
             purse_s, self._was_few = purse_s + PURSE_STEPS * step_s, True
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
+
+    def _around_round_s(self, seconds: float, rounds: int, lag: int, *, computed: bool) -> float:
+        """Return what is around a round of a usual step, where one of so many `rounds` has `seconds` each: what is
+        around the native call is the same for one round and for many."""
+        if lag > MAX_LAG:  # it caught up
+            around_s, usual = self._around.get(computed, (0.0, 1.0))
+            return around_s / usual
+        around_s, usual = self._around.get(computed, (seconds * rounds, max(rounds, FULL_ROUNDS if computed else 1)))
+        around_s += LEVEL_GAIN * (min(seconds * rounds, MAX_AROUND * around_s) - around_s)
+        usual += LEVEL_GAIN * (rounds - usual)
+        self._around[computed] = around_s, usual
+        return around_s / usual
 
     def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:
         """Take in how long the first draft of a step took; where it caught up with tokens, these took the rest."""

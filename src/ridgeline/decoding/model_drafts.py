@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
-from ridgeline.core.step import Rounds, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl, StepTimes
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
@@ -56,11 +56,15 @@ class ModelDrafts:
         later does not tell how much of it was right. The last one of several rounds is looked at."""
         if not plan.token_ids and plan.spans[0].num_optional:
             self.round_s = seconds / result.num_rounds
-        if result.further:
+        taps_TW, drafted = result.taps_TW, plan.rounds is None or len(plan.rounds.tables) > 0
+        if result.further and drafted:
             plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
             self._went_on(running, plan.spans)
-        if (taps_TW := result.taps_TW) is None:
+        if taps_TW is None:
             return
+        if plan.rounds is not None and not drafted:
+            spans, taps_TW = _in_a_row(plan.spans, result.further, taps_TW)
+            plan = plan._replace(spans=spans)
         first, taps = self._unseen[-1] if self._unseen else (plan, list[Vectors]())
         if 0 < len(taps) < MAX_TOGETHER and plan.token_ids and plan.step == first.step + len(taps):
             taps.append(taps_TW)
@@ -167,6 +171,23 @@ class ModelDrafts:
         self.drafter.forget(view)
 
 
+def _in_a_row(
+    spans: Sequence[Span], further: Mapping[int, Sequence[Round]], taps_TW: Vectors
+) -> tuple[list[Span], Vectors]:
+    """Return each sequence's tokens of several rounds as one span, without those that were wrong, and their taps; the
+    last round's are all there."""
+    num_tokens, begins = sum(span.num_tokens for span in spans), 0
+    found, rows = list[Span](), list[int]()
+    for span in spans:
+        each, token_ids = [span, *[behind for behind, _ in further.get(span.seq_id, ())]], list[int]()
+        for index, (one, end) in enumerate(zip(each, [*[one.start for one in each[1:]], each[-1].end])):
+            token_ids += one.token_ids[: end - one.start]
+            rows += range(first := index * num_tokens + begins, first + end - one.start)
+        found.append(span._replace(token_ids=token_ids))
+        begins += span.num_tokens
+    return found, taps_TW[rows]
+
+
 def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None) -> int:
     """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`."""
     if round_s is None:
@@ -187,6 +208,8 @@ def gains_more(
     """Tell whether a draft that is there gains more than one that a model computes, if any, with what both take."""
     if control is None or computed is None:
         return True
+    if control.acceptance.is_new(guess.kind) and not control.acceptance.is_new(computed.kind):
+        return False  # it is compared with what comes, for nothing
     survival = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
     rate = control.rate(num_decodes, survival, computed=False)
     return rate >= control.rate(num_decodes, computed.survival, computed=True)
@@ -207,7 +230,9 @@ def _watched(
     for view, *_ in asked:
 
         def gains(evidence: int, num_tokens: int, view: SequenceView = view) -> bool:
-            return gains_more(control, view, Guess((name, evidence), num_tokens), guesses[view.seq_id], len(asked))
+            guess = Guess((name, evidence), num_tokens)
+            is_new = control.acceptance.is_new(guess.kind)  # what is compared with what comes teaches that for nothing
+            return not is_new and gains_more(control, view, guess, guesses[view.seq_id], len(asked))
 
         found.append(cast("RoundsProposer", proposers[name]).watched(view, MAX_DRAFT, gains))
     return rounds._replace(texts=[text for text, _ in found], min_matched=[length for _, length in found])

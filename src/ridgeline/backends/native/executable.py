@@ -235,12 +235,14 @@ class NativeExecutable:
         texts = cast("list[_native.SuffixIndex]", list(rounds.texts))
         if not rounds.tables:
             given = (texts, *rounds.limits, np.array(rounds.room, dtype=np.int64))
-            num_rounds, highest = self._tape.looked_up(step.block, *rows, *given, *to)
+            width = self._taps_width
+            taps_TW = np.empty((rounds.most * num_tokens, width), dtype=np.float32) if width else None
+            num_rounds, highest = self._tape.looked_up(step.block, *rows, *given, *to, taps_TW)
             self._warmer.stay_ahead(highest)
-            return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds])
+            return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)
         assert self._drafting is not None, "a drafter was given"
         drafter, ends = self._drafting
-        features, taps_TW = None, None
+        features = taps_TW = None
         if drafter._features is not None:
             fold, buffers = ends.fold, (drafter._features.buffer, drafter._taps[-1].buffer)
             assert isinstance(fold, NativeExecutable) and fold._features and fold._result, "it makes features of others"

@@ -148,8 +148,8 @@ class Speculative(Autoregressive):
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
             taken = gained, step_s / rounds, asking_s, num_steps
-            round_s = self._model.round_s if self._model is not None and rounds > 1 else None
-            control.step(*window.shape, *taken, *self._behind, computed=self._is_computed, round_s=round_s)
+            computed, round_s = self._is_computed, self._round_s
+            control.step(*window.shape, *taken, *self._behind, computed=computed, round_s=round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
@@ -243,8 +243,8 @@ class Speculative(Autoregressive):
             return model.rounds(asked, guesses, self._proposers, self._control)
         times = None if self._control is None else self._control.times
         proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
-        is_able = self._goes_on and model is None and most > 1  # a model would miss hidden states
-        return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
+        is_able = self._goes_on and most > 1 and isinstance(proposer, RoundsProposer)
+        return proposer.rounds(running, most) if is_able else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
