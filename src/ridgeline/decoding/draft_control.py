@@ -41,6 +41,7 @@ MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual 
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
 FULL_ROUNDS = 32  # of a native call with a model, over which what is around it is spread before more is known
+MAX_RUN = 16  # rounds that a lookup is taken to go on, at most
 MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
@@ -103,7 +104,8 @@ class StepTimes:
         elif extra:
             return
         was_known = shape.is_known
-        self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s, count)
+        change = shape.observe(seconds / expected_s, count)
+        self._level_s *= 1 if extra else 1 + LEVEL_GAIN * change  # others' changes are also their own
         if extra > 0 and shape.is_known and not was_known:
             insort(self._known.setdefault(batch, []), extra)
 
@@ -294,7 +296,7 @@ class DraftControl:
             if self._num_asked >= self._max_asked:
                 self._max_asked = min(2 * self._max_asked, MAX_UNCHECKED)
             self._num_asked = 0
-        self._num_asked += (num_steps if computed else 1) if asked else 0
+        self._num_asked += num_steps if asked else 0
         if asked:
             self._awake = extra > 0
         if asked and not extra:
@@ -363,11 +365,35 @@ class DraftControl:
         leaves = self.times.ratio(num_decodes, BETWEEN) - 1
         return self._choose(num_decodes, survivals, room, computed, 1 + leaves / STEPS_BEHIND, 0.0)
 
-    def rate(self, num_decodes: int, survival: Sequence[float], *, computed: bool) -> float:
-        """Return how many times the throughput without drafts it is with as much of one draft as is best."""
-        lengths = self._choose(num_decodes, [survival], len(survival), computed, 1.0, 0.0)
-        ratio = self.times.ratio(num_decodes, lengths[0], computed=computed) if lengths[0] else 1.0
-        return (num_decodes + sum(survival[: lengths[0]])) / num_decodes / ratio
+    def pays_instead(
+        self, num_decodes: int, found: Sequence[float], computed: Sequence[float], *, amid: bool = False
+    ) -> bool:
+        """Tell whether a draft that is there gains more than one that a model computes, by the survivals of both.
+
+        As many tokens as come of its rounds, which go on while all of it is right, come later of the model's, without
+        what is around the call that looks up; `amid` the model's rounds, with what is around their next call as well.
+        """
+        (length, round_takes, around), (own_length, own_takes, own_around) = (
+            self._rounds_of(num_decodes, survival, computed=is_computed)
+            for survival, is_computed in ((found, False), (computed, True))
+        )
+        if not length:
+            return False
+        num_rounds = 1 / max(1 - found[length - 1], 1 / MAX_RUN)
+        num_tokens = num_rounds * (num_decodes + sum(found[:length]))
+        takes = around + num_rounds * round_takes + (own_around if amid else 0.0)
+        return num_tokens * own_takes >= takes * (num_decodes + sum(computed[:own_length]))
+
+    def _rounds_of(self, num_decodes: int, survival: Sequence[float], *, computed: bool) -> tuple[int, float, float]:
+        """Return how much of a draft is best, and what a round with it takes and what is around a call of rounds, as
+        times a step without drafts."""
+        length = self._choose(num_decodes, [survival], len(survival), computed, 1.0, 0.0)[0]
+        ratio = self.times.ratio(num_decodes, length, computed=computed) if length else 1.0
+        if not length or computed not in self._around:
+            return length, ratio, 0.0
+        around_s, usual = self._around[computed]
+        around = around_s / self.times.plain_s(num_decodes)
+        return length, max(ratio - around / usual, 1.0), around
 
     def _choose(
         self,

@@ -203,16 +203,22 @@ def method_of_rounds(draft: Draft | None, rules: Collection[str]) -> str:
 
 
 def gains_more(
-    control: DraftControl | None, view: SequenceView, guess: Guess, computed: Guess | None, num_decodes: int
+    control: DraftControl | None,
+    view: SequenceView,
+    guess: Guess,
+    computed: Guess | None,
+    num_decodes: int,
+    *,
+    amid: bool = False,
 ) -> bool:
-    """Tell whether a draft that is there gains more than one that a model computes, if any, with what both take."""
+    """Tell whether a draft that is there gains more than one that a model computes, if any, with what both take; `amid`
+    rounds of the model."""
     if control is None or computed is None:
         return True
-    if control.acceptance.is_new(guess.kind) and not control.acceptance.is_new(computed.kind):
+    if control.acceptance.is_new(guess.kind) and (amid or not control.acceptance.is_new(computed.kind)):
         return False  # it is compared with what comes, for nothing
     survival = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
-    rate = control.rate(num_decodes, survival, computed=False)
-    return rate >= control.rate(num_decodes, computed.survival, computed=True)
+    return control.pays_instead(num_decodes, survival, computed.survival, amid=amid)
 
 
 def _watched(
@@ -231,8 +237,7 @@ def _watched(
 
         def gains(evidence: int, num_tokens: int, view: SequenceView = view) -> bool:
             guess = Guess((name, evidence), num_tokens)
-            is_new = control.acceptance.is_new(guess.kind)  # what is compared with what comes teaches that for nothing
-            return not is_new and gains_more(control, view, guess, guesses[view.seq_id], len(asked))
+            return gains_more(control, view, guess, guesses[view.seq_id], len(asked), amid=True)
 
         found.append(cast("RoundsProposer", proposers[name]).watched(view, MAX_DRAFT, gains))
     return rounds._replace(texts=[text for text, _ in found], min_matched=[length for _, length in found])
