@@ -8,6 +8,7 @@ What a model drafts is compared with nothing while it rests, so it is tried now 
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,6 +22,7 @@ MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
 FIRST_TRIED = 4  # drafted tokens of a step, at most, where nothing is known
 PRIOR_SLOPE = 1 / 64  # growth of a step a token where nothing is known: optimistic, so that it is tried
 TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, before it is known; windows without drafts
+PLAIN_WINDOWS = 5  # without drafts, of whose times the median counts
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
@@ -40,8 +42,9 @@ MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, bef
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
-FULL_ROUNDS = 32  # of a native call with a model, over which what is around it is spread before more is known
+FULL_ROUNDS = 32  # of a native call with a model, over which what is around it is spread at least
 MAX_RUN = 16  # rounds that a lookup is taken to go on, at most
+AROUND_GAIN = 0.1  # of what a call differs by, with which what is around one is learnt
 MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
@@ -90,11 +93,16 @@ class StepTimes:
     def __init__(self) -> None:
         self._level_s = 0.0
         self._plain: dict[int, _Shape] = {}  # by sequences
+        self._recent_s: dict[int, deque[float]] = {}
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
     def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> None:
         """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds."""
+        if not extra:  # few are seen beside drafts, and one that was disturbed would make these look fast for long
+            recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
+            recent.append(seconds)
+            seconds = median(recent)
         self._level_s = self._level_s or seconds
         plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
         batch = _batch(num_decodes, extra, computed)
@@ -333,13 +341,14 @@ class DraftControl:
     def _around_round_s(self, seconds: float, rounds: int, lag: int, *, computed: bool) -> float:
         """Return what is around a round of a usual step, where one of so many `rounds` has `seconds` each: what is
         around the native call is the same for one round and for many."""
-        if lag > MAX_LAG:  # it caught up
-            around_s, usual = self._around.get(computed, (0.0, 1.0))
-            return around_s / usual
-        around_s, usual = self._around.get(computed, (seconds * rounds, max(rounds, FULL_ROUNDS if computed else 1)))
-        around_s += LEVEL_GAIN * (min(seconds * rounds, MAX_AROUND * around_s) - around_s)
-        usual += LEVEL_GAIN * (rounds - usual)
-        self._around[computed] = around_s, usual
+        around_s, usual = self._around.get(computed, (0.0, 1.0))
+        if lag <= MAX_LAG:  # else it caught up
+            around_s = around_s or seconds * rounds
+            around_s += AROUND_GAIN * (min(seconds * rounds, MAX_AROUND * around_s) - around_s)
+            usual += AROUND_GAIN * (rounds - usual)
+            if computed and rounds > 1:  # calls of fewer are those that lookups and the ends of outputs cut short
+                usual = max(usual, FULL_ROUNDS)
+            self._around[computed] = around_s, usual
         return around_s / usual
 
     def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:

@@ -168,14 +168,15 @@ class Speculative(Autoregressive):
         began_s = self._clock()
         self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
         view = running[self._num_peeks % len(running)]
-        guess, model = None, self._model
+        guess, model, count = None, self._model, len(running)
         draft, survival = self._propose(view)
         if draft is not None:
             self._unverified.add(view, draft)
             survival = survival or self._survival(control, view, draft)
-        elif model is not None and (most := model.most(view, self._room(view))) > 0:
-            guess = model.guess(view, most, control, len(running))
-            survival = guess.survival
+        if model is not None and (most := model.most(view, self._room(view))) > 0:
+            own = model.guess(view, most, control, count)
+            if draft is None or not gains_more(control, view, Guess(draft.kind, len(survival), survival), own, count):
+                guess, survival = own, own.survival
         lag = model.drafter.lag(view) if model is not None and guess is not None else None
         control.peek(view.seq_id, survival, len(running), budget, lag)
         if model is not None and guess is not None and control.rests(len(running)):
