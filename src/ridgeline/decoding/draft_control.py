@@ -197,7 +197,7 @@ class DraftControl:
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
     _caught_up: tuple[float, float] = (0.0, 0.0)  # plain steps that catching up took of late, for how many tokens
-    _around: dict[bool, tuple[float, float]] = field(default_factory=dict[bool, tuple[float, float]])
+    _around: dict[bool, tuple[float, float, int]] = field(default_factory=dict[bool, tuple[float, float, int]])
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -341,14 +341,16 @@ class DraftControl:
     def _around_round_s(self, seconds: float, rounds: int, lag: int, *, computed: bool) -> float:
         """Return what is around a round of a usual step, where one of so many `rounds` has `seconds` each: what is
         around the native call is the same for one round and for many."""
-        around_s, usual = self._around.get(computed, (0.0, 1.0))
+        around_s, usual, calls = self._around.get(computed, (0.0, 1.0, 0))
         if lag <= MAX_LAG:  # else it caught up
-            around_s = around_s or seconds * rounds
-            around_s += AROUND_GAIN * (min(seconds * rounds, MAX_AROUND * around_s) - around_s)
+            call_s = seconds * rounds
+            if calls < TRIALS:  # the first are slow
+                around_s = min(around_s or call_s, call_s)
+            around_s += AROUND_GAIN * (min(call_s, MAX_AROUND * around_s) - around_s)
             usual += AROUND_GAIN * (rounds - usual)
             if computed and rounds > 1:  # calls of fewer are those that lookups and the ends of outputs cut short
                 usual = max(usual, FULL_ROUNDS)
-            self._around[computed] = around_s, usual
+            self._around[computed] = around_s, usual, calls + 1
         return around_s / usual
 
     def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:
@@ -400,7 +402,7 @@ class DraftControl:
         ratio = self.times.ratio(num_decodes, length, computed=computed) if length else 1.0
         if not length or computed not in self._around:
             return length, ratio, 0.0
-        around_s, usual = self._around[computed]
+        around_s, usual, _ = self._around[computed]
         around = around_s / self.times.plain_s(num_decodes)
         return length, max(ratio - around / usual, 1.0), around
 
