@@ -310,7 +310,7 @@ def test_rounds_of_a_model_end_where_its_text_repeats_itself(drafter, at_most, t
     monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(4, len(s)) for s in survivals])
     found = []
     for least in (8, 1000):
-        monkeypatch.setattr(model_drafts, "gains_more", lambda *given: given[2].num_tokens >= least)  # noqa: B023
+        monkeypatch.setattr(model_drafts, "gains_more", lambda *given, **_: given[2].num_tokens >= least)  # noqa: B023
         monkeypatch.setattr(speculative, "gains_more", lambda _, view, guess, *__: guess.num_tokens >= 6)
         at_most(60)
         llm = LLM(str(model.folder.path), **options, speculate=f"suffix,{drafts}")

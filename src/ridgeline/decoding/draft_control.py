@@ -39,6 +39,7 @@ PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
 MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, before steps are timed that do not
+ODD_STEPS = 4  # that take much longer or shorter than usual, behind which steps without drafts are timed
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
@@ -68,7 +69,7 @@ class _Shape:
     def is_known(self) -> bool:
         return self.num_steps >= self.trials
 
-    def observe(self, share: float, count: int = 1) -> float:
+    def observe(self, share: float, count: int = 1, max_change: float = MAX_CHANGE) -> float:
         """Take in a step of `count` rounds; return by how much it was longer than usual, 0 where that is not known."""
         was_known = self.is_known
         self.num_steps += count
@@ -76,7 +77,7 @@ class _Shape:
             self.first.append(share)
             self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
-        change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
+        change = min(max(share / self.share - 1, -max_change), max_change)
         self.share *= 1 + change * count / min(self.num_steps, self.memory_steps)
         return change
 
@@ -97,25 +98,31 @@ class StepTimes:
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
-    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> None:
-        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds."""
-        if not extra:  # few are seen beside drafts, and one that was disturbed would make these look fast for long
-            recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
-            recent.append(seconds)
-            seconds = median(recent)
+    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> float:
+        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds;
+        return by how much one with drafts was longer than usual."""
         self._level_s = self._level_s or seconds
         plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
+        if not extra:
+            self._without(num_decodes, plain, seconds, count)
+            return 0.0
         batch = _batch(num_decodes, extra, computed)
-        shape, expected_s = plain, self._level_s
-        if extra and plain.is_known:
-            shape, expected_s = self._drafted.setdefault((batch, extra), _Shape()), expected_s * plain.share
-        elif extra:
-            return
+        if not plain.is_known:
+            return 0.0
+        shape = self._drafted.setdefault((batch, extra), _Shape())
         was_known = shape.is_known
-        change = shape.observe(seconds / expected_s, count)
-        self._level_s *= 1 if extra else 1 + LEVEL_GAIN * change  # others' changes are also their own
+        change = shape.observe(seconds / self._level_s / plain.share, count)
         if extra > 0 and shape.is_known and not was_known:
             insort(self._known.setdefault(batch, []), extra)
+        return change if extra > 0 else 0.0
+
+    def _without(self, num_decodes: int, plain: _Shape, seconds: float, count: int) -> None:
+        """Take in a step without drafts. Beside drafts few are seen, so that one which was disturbed would be believed
+        for long: the median of the last ones counts, and alone says how fast the machine is."""
+        recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
+        recent.append(seconds)
+        seconds = median(recent) if plain.is_known else seconds
+        self._level_s *= 1 + LEVEL_GAIN * plain.observe(seconds / self._level_s, count, MAX_RATIO)
 
     def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
         """Tell whether steps of that shape were seen often enough."""
@@ -311,11 +318,12 @@ class DraftControl:
             self._peeked.clear()
         rounds = num_steps if extra else 1
         behind_s = seconds if lag <= MAX_LAG else None
-        if round_s is not None and extra:
+        if round_s is not None and extra and (rounds > 1 or computed in self._around):
             behind_s = round_s + self._around_round_s(seconds - round_s, rounds, lag, computed=computed)
         begins = computed and not self._drafting_s  # what a model takes that begins to draft it takes once
         if behind_s is not None and not begins:
-            self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
+            change = self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
+            self._num_asked += self._max_asked // ODD_STEPS if abs(change) >= MAX_CHANGE else 0
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
