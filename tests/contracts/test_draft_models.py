@@ -106,16 +106,16 @@ def test_a_draft_model_is_right_at_times(stories):
     assert 0.2 * drafted < accepted < drafted
 
 
-def test_requests_without_a_seed_are_verified_by_rejection_where_that_is_asked_for(shared_data, tmp_path):
+def test_requests_without_a_seed_are_verified_by_rejection_unless_they_are_to_match(shared_data, tmp_path):
     """More is accepted than by `match`; seeded and greedy requests keep their outputs, as does deterministic mode."""
     target = str(shared_data / "models/stories260K")
     draft = noisy(target, tmp_path, 0.15)
     common = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8}
     speculate = {"speculate": f"draft:{draft}", "num_speculative_tokens": 3, "adaptive_speculation": False}
-    rejects = {"draft_sample_method": "probabilistic"}
+    matches = {"draft_sample_method": "match"}
     prompts = [STORY, STORY[:3], [1, 360, 266]]
     rates, outputs = [], []
-    for options in ({}, rejects, rejects | {"deterministic": True}):
+    for options in (matches, {}, {"deterministic": True}):
         llm = LLM(target, **common, **speculate, **options)
         unseeded = SamplingParams(max_tokens=150, temperature=1.0, ignore_eos=True)
         outputs.append([completions(llm.generate(prompts, unseeded, use_tqdm=False))])

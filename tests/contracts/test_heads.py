@@ -8,6 +8,7 @@ import oracle_heads
 import pytest
 import torch
 from test_drafts_in_the_engine import assert_same_outputs
+from tiny_models import build
 
 from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
@@ -240,3 +241,14 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(change, error, message,
     with pytest.raises(error, match=message) as caught:
         LLM(str(target.folder.path), **TINY, speculate=f"eagle:{head.write(tmp_path, **change(head))}", **FIXED)
     assert "\n" not in str(caught.value)
+
+
+def test_auto_drafts_with_the_head_that_came_with_a_model(tmp_path):
+    """Unless a model was named, or none came."""
+    model = build("llama", 3, tmp_path / "model")
+    path = str(model.folder.path)
+    assert LLM(path, **TINY, speculate="auto").engine.loop.scheduler.strategy._model is None
+    HEADS["eagle-3"](model).write(model.folder.path / "eagle3")
+    for speculate, drafter in (("auto", "eagle"), ("suffix", None), ("auto,early-exit:1", "early-exit")):
+        strategy = LLM(path, **TINY, speculate=speculate).engine.loop.scheduler.strategy
+        assert (strategy._model and strategy._model.method) == drafter

@@ -307,7 +307,9 @@ def test_rounds_of_a_model_end_where_its_text_repeats_itself(drafter, at_most, t
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts_of(model, 1), params, use_tqdm=False)
     monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
-    monkeypatch.setattr(DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(4, len(s)) for s in survivals])
+    monkeypatch.setattr(
+        DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(4, len(s)) for s in survivals]
+    )
     found = []
     for least in (8, 1000):
         monkeypatch.setattr(model_drafts, "gains_more", lambda *given, **_: given[2].num_tokens >= least)  # noqa: B023

@@ -7,16 +7,14 @@ import pytest
 
 from ridgeline.decoding.acceptance import Acceptance
 from ridgeline.decoding.draft_control import (
-    BETWEEN,
     EXTRA_TOKENS,
     MAX_NAP_STEPS,
     MAX_SPACING,
     PEEK_STEPS,
     PURSE_SHARE,
-    TRIALS,
     DraftControl,
-    StepTimes,
 )
+from ridgeline.decoding.step_times import BETWEEN, TRIALS, StepTimes
 
 # Seconds of a step of n sequences and e drafted tokens. A tiny model's steps wait for Python, and for more of it with
 # drafts or behind them; its first steps of a shape take three times as long.

@@ -52,9 +52,9 @@ class SpeculationConfig:
         True, "Draft only as many tokens as pay, none where that is best; otherwise always the maximum."
     )
     draft_sample_method: DraftSampleMethod = option(
-        "match",
-        "How a draft model's tokens are accepted: match keeps outputs as they are without drafts; probabilistic "
-        "samples drafts apart and rejects, which accepts more of requests without a seed.",
+        "probabilistic",
+        "How a draft model's tokens are accepted in requests without a seed: probabilistic samples drafts apart and "
+        "rejects, which accepts more; match has the same random numbers decide the output as without drafts.",
     )
     rejection_sample_method: RejectionSampleMethod = option(
         "standard",

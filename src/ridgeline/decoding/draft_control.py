@@ -7,30 +7,20 @@ what is not known takes time: where that does not pay it comes out of a purse, i
 What a model drafts is compared with nothing while it rests, so it is tried now and then, with a small part of the time.
 """
 
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import median
 from typing import Final
 
 from ridgeline.decoding.acceptance import Acceptance, Kind
+from ridgeline.decoding.step_times import BETWEEN, LEVEL_GAIN, MAX_CHANGE, MAX_RATIO, TRIALS, StepTimes
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
-FIRST_TRIED = 4  # drafted tokens of a step, at most, where nothing is known
-PRIOR_SLOPE = 1 / 64  # growth of a step a token where nothing is known: optimistic, so that it is tried
-TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, before it is known; windows without drafts
-PLAIN_WINDOWS = 5  # without drafts, of whose times the median counts
-MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
-LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
 PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first of few, and at most
-MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
-BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE = 0.001  # of the time that looking takes, at most, where there are many sequences: of each it says little
@@ -49,134 +39,6 @@ AROUND_GAIN = 0.1  # of what a call differs by, with which what is around one is
 MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
 TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
-
-
-@dataclass(slots=True)
-class _Shape:
-    """The steps of one number of sequences and of drafted tokens: what they take, as a share of another time.
-
-    What `is_tried` begins with the best that was seen: what looks too long for good is never seen again.
-    """
-
-    is_tried: bool = True
-    trials: int = TRIALS
-    memory_steps: int = MEMORY_STEPS
-    num_steps: int = 0
-    share: float = 1.0
-    first: list[float] = field(default_factory=list[float])
-
-    @property
-    def is_known(self) -> bool:
-        return self.num_steps >= self.trials
-
-    def observe(self, share: float, count: int = 1, max_change: float = MAX_CHANGE) -> float:
-        """Take in a step of `count` rounds; return by how much it was longer than usual, 0 where that is not known."""
-        was_known = self.is_known
-        self.num_steps += count
-        if not was_known:
-            self.first.append(share)
-            self.share = min(self.first) if self.is_tried else median(self.first[-3:])
-            return 0.0
-        change = min(max(share / self.share - 1, -max_change), max_change)
-        self.share *= 1 + change * count / min(self.num_steps, self.memory_steps)
-        return change
-
-
-_Batch = tuple[int, bool]  # digits of the number of sequences, and whether a model computes the drafts
-
-
-class StepTimes:
-    """Learns what steps without drafts take, as shares of a level that follows the machine's moods, and how many times
-    longer drafts make them: alike for numbers of sequences of as many binary digits, and apart where a model computes
-    them.
-    """
-
-    def __init__(self) -> None:
-        self._level_s = 0.0
-        self._plain: dict[int, _Shape] = {}  # by sequences
-        self._recent_s: dict[int, deque[float]] = {}
-        self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
-        self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
-
-    def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> float:
-        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds;
-        return by how much one with drafts was longer than usual."""
-        self._level_s = self._level_s or seconds
-        plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
-        if not extra:
-            self._without(num_decodes, plain, seconds, count)
-            return 0.0
-        batch = _batch(num_decodes, extra, computed)
-        if not plain.is_known:
-            return 0.0
-        shape = self._drafted.setdefault((batch, extra), _Shape())
-        was_known = shape.is_known
-        change = shape.observe(seconds / self._level_s / plain.share, count)
-        if extra > 0 and shape.is_known and not was_known:
-            insort(self._known.setdefault(batch, []), extra)
-        return change if extra > 0 else 0.0
-
-    def _without(self, num_decodes: int, plain: _Shape, seconds: float, count: int) -> None:
-        """Take in a step without drafts. Beside drafts few are seen, so that one which was disturbed would be believed
-        for long: the median of the last ones counts, and alone says how fast the machine is."""
-        recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
-        recent.append(seconds)
-        seconds = median(recent) if plain.is_known else seconds
-        self._level_s *= 1 + LEVEL_GAIN * plain.observe(seconds / self._level_s, count, MAX_RATIO)
-
-    def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
-        """Tell whether steps of that shape were seen often enough."""
-        batch = _batch(num_decodes, extra, computed)
-        shape = self._drafted.get((batch, extra)) if extra else self._plain.get(num_decodes)
-        return shape is not None and shape.is_known
-
-    def plain_s(self, num_decodes: int) -> float:
-        """Return the seconds of a step without drafts that is known."""
-        return self._level_s * self._plain[num_decodes].share
-
-    def most_tried(self, num_decodes: int, *, computed: bool = False) -> int:
-        """Return how many drafted tokens a step may have: twice as many as are known, so that trying costs little."""
-        known = self._known.get(_batch(num_decodes, 1, computed))
-        return 2 * known[-1] if known else 1 if computed else FIRST_TRIED
-
-    def ratio(self, num_decodes: int, extra: int, *, computed: bool = False) -> float:
-        """Return how many times longer drafts make a step: between sizes that are known; beyond, growing as so far."""
-        batch = _batch(num_decodes, extra, computed)
-        if extra < 0:
-            return max(self._drafted[batch, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
-        known = self._known.get(batch, [])
-        if not known:  # a step with drafts overlaps no other, nor does one that asked for some
-            return (1.0 if computed else self.ratio(num_decodes, BETWEEN)) + PRIOR_SLOPE * extra
-        if computed and len(known) > 1:
-            return self._on_line(batch, known, extra)
-        place = bisect_left(known, extra)
-        if place < len(known) and known[place] == extra:
-            return self._drafted[batch, extra].share
-        one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
-        first, nearest = known[one], known[max(place - 1, 0)]
-        share = self._drafted[batch, first].share
-        slope = (share - 1) / first
-        if one == other and extra > first:
-            slope /= 2  # half of what one size takes more may be there with any
-        elif one < other:
-            slope = (self._drafted[batch, known[other]].share - share) / (known[other] - first)
-        share = self._drafted[batch, nearest].share
-        return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
-
-    def _on_line(self, batch: _Batch, known: Sequence[int], extra: int) -> float:
-        """Return the ratio on the line through all sizes: a token more is a row to verify and a draft's step more."""
-        shapes = [self._drafted[batch, each] for each in known]
-        weights = [min(shape.num_steps, MEMORY_STEPS) for shape in shapes]
-        total = sum(weights)
-        mean = sum(w * each for w, each in zip(weights, known)) / total
-        level = sum(w * shape.share for w, shape in zip(weights, shapes)) / total
-        rising = sum(w * (each - mean) * (shape.share - level) for w, each, shape in zip(weights, known, shapes))
-        slope = max(rising / sum(w * (each - mean) ** 2 for w, each in zip(weights, known)), PRIOR_SLOPE)
-        return max(level + slope * (extra - mean), 1.0)
-
-
-def _batch(num_decodes: int, extra: int, computed: bool) -> _Batch:
-    return num_decodes.bit_length(), computed and extra > 0
 
 
 @dataclass(slots=True)
@@ -316,11 +178,8 @@ class DraftControl:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
-        rounds = num_steps if extra else 1
-        behind_s = seconds if lag <= MAX_LAG else None
-        if round_s is not None and extra and (rounds > 1 or computed in self._around):
-            behind_s = round_s + self._around_round_s(seconds - round_s, rounds, lag, computed=computed)
-        begins = computed and not self._drafting_s  # what a model takes that begins to draft it takes once
+        rounds, begins = num_steps if extra else 1, computed and not self._drafting_s  # which takes something once
+        behind_s = self._usual_s(seconds, round_s if extra else None, rounds, lag, computed=computed)
         if behind_s is not None and not begins:
             change = self.times.observe(num_decodes, kind, behind_s, computed=computed, count=rounds)
             self._num_asked += self._max_asked // ODD_STEPS if abs(change) >= MAX_CHANGE else 0
@@ -346,12 +205,14 @@ class DraftControl:
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 
-    def _around_round_s(self, seconds: float, rounds: int, lag: int, *, computed: bool) -> float:
-        """Return what is around a round of a usual step, where one of so many `rounds` has `seconds` each: what is
-        around the native call is the same for one round and for many."""
+    def _usual_s(self, seconds: float, round_s: float | None, rounds: int, lag: int, *, computed: bool) -> float | None:
+        """Return what a round of a step of usually many takes, of one of so many `rounds` with `seconds` each: what is
+        around their native call is the same for one and for many. None: what catching up took is in it."""
+        if round_s is None or (rounds == 1 and computed not in self._around):
+            return seconds if lag <= MAX_LAG else None
         around_s, usual, calls = self._around.get(computed, (0.0, 1.0, 0))
         if lag <= MAX_LAG:  # else it caught up
-            call_s = seconds * rounds
+            call_s = (seconds - round_s) * rounds
             if calls < TRIALS:  # the first are slow
                 around_s = min(around_s or call_s, call_s)
             around_s += AROUND_GAIN * (min(call_s, MAX_AROUND * around_s) - around_s)
@@ -359,7 +220,7 @@ class DraftControl:
             if computed and rounds > 1:  # calls of fewer are those that lookups and the ends of outputs cut short
                 usual = max(usual, FULL_ROUNDS)
             self._around[computed] = around_s, usual, calls + 1
-        return around_s / usual
+        return round_s + around_s / usual
 
     def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:
         """Take in how long the first draft of a step took; where it caught up with tokens, these took the rest."""

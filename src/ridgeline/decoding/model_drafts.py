@@ -8,10 +8,11 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import DraftControl, StepTimes
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.proposers import Draft, Proposer, RoundsProposer
 from ridgeline.decoding.proposers.ngram import Ngram
+from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them

@@ -244,8 +244,8 @@ class Speculative(Autoregressive):
             return model.rounds(asked, guesses, self._proposers, self._control)
         times = None if self._control is None else self._control.times
         proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
-        is_able = self._goes_on and most > 1 and isinstance(proposer, RoundsProposer)
-        return proposer.rounds(running, most) if is_able else None
+        is_able = self._goes_on and most > 1
+        return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
