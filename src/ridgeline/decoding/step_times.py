@@ -36,9 +36,8 @@ class _Shape:
 
     def observe(self, share: float, count: int = 1, max_change: float = MAX_CHANGE) -> float:
         """Take in a step of `count` rounds; return by how much it was longer than usual, 0 where that is not known."""
-        was_known = self.is_known
         self.num_steps += count
-        if not was_known:
+        if len(self.first) < self.trials:  # of several rounds the first one is known, and may have been disturbed
             self.first.append(share)
             self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
