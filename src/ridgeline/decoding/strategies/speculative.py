@@ -27,6 +27,7 @@ from ridgeline.spec.spec import DecoderSpec
 
 FORCED = "forced"  # the proposer that is always right, where it has a guess
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
+GROWING_ROUNDS = 2  # of a lookup that found no more than it drafts: behind what was right more is found
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 
 
@@ -244,6 +245,8 @@ class Speculative(Autoregressive):
             return model.rounds(asked, guesses, self._proposers, self._control)
         times = None if self._control is None else self._control.times
         proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
+        grows = any(guesses[v.seq_id].num_tokens == num < self._max_draft_tokens for v, num, _ in asked)
+        most = min(most, GROWING_ROUNDS) if grows else most
         is_able = self._goes_on and most > 1
         return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
 
