@@ -1,10 +1,13 @@
 """Rounds of drafting and verifying in one native call: what comes of them is what comes of a round at a time."""
 
 from importlib.util import find_spec
+from itertools import cycle
 
+import oracle_heads
 import pytest
 from test_chains import speculate
 from test_draft_models import noisy
+from test_heads import recorded
 from tiny_models import build
 
 from cache_invariants import check_cache
@@ -326,6 +329,36 @@ def test_rounds_of_a_model_end_where_its_text_repeats_itself(drafter, at_most, t
     ended, went_on = found
     assert ended["suffix"].num_accepted_tokens > went_on["suffix"].num_accepted_tokens
     assert 0 < ended[drafter].num_drafts < went_on[drafter].num_drafts
+
+
+def test_a_head_has_the_hidden_states_of_what_was_looked_up(at_most, tmp_path, monkeypatch):
+    """Lookups, of several rounds, and the head take turns: it drafts what a plain implementation drafts of all text."""
+    model = build("llama", 3, tmp_path / "model")
+    head = oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer.")
+    turns = cycle([True, False])
+    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
+    monkeypatch.setattr(
+        DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(4, len(s)) for s in survivals]
+    )
+    monkeypatch.setattr(model_drafts, "gains_more", lambda *_, **__: False)
+    monkeypatch.setattr(speculative, "gains_more", lambda *_: next(turns))
+    monkeypatch.setattr(speculative, "GROWING_ROUNDS", 8)
+    at_most(5)
+    options = (
+        TINY
+        | MANY
+        | {"suffix_decoding_max_cached_requests": 0, "draft_quantize": "none", "enable_prefix_caching": False}
+    )
+    llm = LLM(str(model.folder.path), **options, speculate=f"suffix,eagle:{head.write(tmp_path / 'head')}")
+    found = recorded(llm)
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (180, 150)]
+    for prompts in (prompts_of(model, 1), prompts_of(model, 2)):
+        llm.generate(prompts, params[: len(prompts)], use_tqdm=False)
+    strategy, rounds = llm.engine.loop.scheduler.strategy, llm.engine.loop.journal.steps.read()[1]["num_rounds"]
+    assert strategy.drafts()["suffix"].num_accepted_tokens > 60 and max(rounds) == 5
+    assert len(found) > 10
+    for token_ids, drafted in found:
+        assert drafted == head.greedy(token_ids, len(drafted))
 
 
 def beside_a_new_index(proposer, looked):
