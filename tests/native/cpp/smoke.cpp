@@ -309,7 +309,7 @@ void rounds(const KernelTable& kernels, Numbers& numbers, Results& results) {
   for (int64_t t = 0; t < kTokens; t++) rows[(size_t)t] = t;
   const std::vector<int64_t> tokens{1, 1, 1, 4, 4, 4, 4}, positions{5, 6, 7, 9, 10, 11, 12}, starts{0, 3};
   const std::vector<int64_t> lengths{3, 4}, ends{8, 13}, ones{1, 1}, firsts{0, 4}, begins{0, 1}, room{1000, 40};
-  const std::vector<int64_t> slots(kTokens), none(1);
+  const std::vector<int64_t> slots(kTokens), none(1), never(2, 1000);
   std::vector<float> logits(kTokens * 64), own(2 * 64);
   for (const int kind : {0, 1, 2}) {
     std::vector<SampleRow> sampled;
@@ -325,7 +325,8 @@ void rounds(const KernelTable& kernels, Numbers& numbers, Results& results) {
     SuffixIndex texts[2] = {{{1, 2}, 1000, 1}, {{1, 2}, 1000, 1}};
     for (int i = 0; i < 2; i++) texts[i].extend(std::vector<int32_t>(9, i ? 4 : 1).data(), 9);
     Tape* const drafting = kind == 2 ? nullptr : kind == 1 ? &other : &same;
-    RoundsDrafter drafter{{&texts[0], &texts[1]}, {0, 4, 0}, drafting, {}, step.groups, begins.data(), 2, own.data(), 64};
+    RoundsDrafter drafter{{&texts[0], &texts[1]}, {0, 4, 0}, never.data(), drafting, {}, step.groups, begins.data(), 2,
+                          own.data(), 64};
     drafter.chain.block_size = kBlock, drafter.chain.vocab_size = kVocab;
     std::vector<int64_t> ids(kRounds * kTokens), came(kRounds * kTokens);
     RoundsOptions options{kRounds, kBlock, room.data(), nullptr, 0, none.data(), nullptr, 0, {}, ids.data(),
