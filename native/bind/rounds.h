@@ -29,7 +29,8 @@ RoundsDrafter drafter_of(const Drafter<Builder>& drafter, const std::optional<Fe
   require(block_size > 0 && max_final > 0, "a block has tokens, and one of a draft stays");
   require(!token_ids || (int64_t)token_ids->shape(0) >= own_vocab, "every id means a token");
   require((int64_t)logits.shape(0) == num_spans, "a drafter has a row of logits for each span");
-  RoundsDrafter found{{}, {}, nullptr, &tape->tape(), {}, {}, spans.data(), max_final, logits.data(), (int64_t)logits.shape(1)};
+  RoundsDrafter found{{}, {}, nullptr, &tape->tape(), {}, {}, spans.data(), max_final, logits.data(),
+                      (int64_t)logits.shape(1)};
   found.chain.block_size = block_size;
   found.chain.vocab_size = vocab_size;
   found.chain.token_ids = token_ids ? token_ids->data() : nullptr;
