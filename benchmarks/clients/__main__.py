@@ -19,11 +19,13 @@ import venv
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "src/ridgeline/models"
 PATIENCE_S = 900
+TOOLS = "--chat-template", str(HERE / "template.jinja"), "--enable-tokenizer-info-endpoint"
 READY = re.compile(r"Ridgeline serves .+ at (http://\S+)/v1")
 
 
@@ -59,8 +61,9 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         chosen = options.clients or list(CLIENTS)
         pythons = {name: environment(options.envs or folder / "envs", CLIENTS[name]) for name in chosen}
-        generates = stack.enter_context(server(options.model))
-        embeds = stack.enter_context(server(options.model, "--task", "embed"))
+        served = partial(server, MODELS / options.model, options.model, *TOOLS)
+        generates = stack.enter_context(served())
+        embeds = stack.enter_context(served("--task", "embed"))
         failed = [name for name in chosen if not drive(name, pythons[name], folder, generates, embeds, options.model)]
     print(f"failed: {', '.join(failed)}" if failed else f"all {len(chosen)} clients did what they should")
     return 1 if failed else 0
@@ -81,11 +84,10 @@ def environment(envs: Path, name: str) -> Path:
 
 
 @contextmanager
-def server(model: str, *options: str) -> Iterator[str]:
-    """Serve a bundled model on a free port; give the address."""
-    command = [sys.executable, "-m", "ridgeline", "serve", str(MODELS / model), "--served-model-name", model]
-    tools = ["--chat-template", str(HERE / "template.jinja"), "--enable-tokenizer-info-endpoint"]
-    command += ["--port", "0", "--log-level", "error", *tools, *options]
+def server(folder: Path, name: str, *options: str) -> Iterator[str]:
+    """Serve a model on a free port; give the address."""
+    command = [sys.executable, "-m", "ridgeline", "serve", str(folder), "--served-model-name", name]
+    command += ["--port", "0", "--log-level", "error", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
