@@ -165,7 +165,7 @@ class TapeBuilder {
                const std::optional<Trials>& trials = {}) {
     return alone([&](Tape& tape) {
       step_ = &reader_.read(block, true);
-      require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
+      require((int64_t)logits.shape(0) >= step_->num_rows, "one row of logits per row that needs them is needed");
       if (trials) reader_.verify(trials->first, trials->second);
       step_->logits = logits.data();
       step_->logits_stride = (int64_t)logits.shape(1);

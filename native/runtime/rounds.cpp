@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 
 namespace ridgeline {
 namespace {
+
+constexpr size_t kMaxPending = 64;  // tokens that a drafter computes at once behind what was looked up
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
@@ -29,6 +34,7 @@ struct Verified {
   int64_t num_valid;  // drafted tokens that are some: the others are never right
   int64_t num_right = 0, gained = 0;
   bool by_rejection = false;
+  int64_t num_asked = 0;  // tokens of a draft that the drafter makes
 };
 
 class Rounds {
@@ -49,6 +55,7 @@ class Rounds {
       require(drafted > 0 && step.bidirectional_block[s] == 1, "every span has drafted tokens");
       spans_.push_back({first, drafted, step.positions[first], drafted});
       spans_.back().by_rejection = rows_[(size_t)first].trial;
+      spans_.back().num_asked = drafted;
     }
     tokens_.assign(step.token_ids, step.token_ids + step.num_tokens);
     positions_.assign(step.positions, step.positions + step.num_tokens);
@@ -61,19 +68,35 @@ class Rounds {
     slots_.resize(step.groups.size());
     drafted_.resize((size_t)lengths_[0] * spans);
     if (drafter.tape) arrange_drafter();
+    if (!drafter.tape || spans > 1 || drafter.texts.empty() || !drafter.limits.max_tokens) return;
+    looks_up_ = true;
+    drafted_.resize(std::max(drafted_.size(), (size_t)drafter.limits.max_tokens));
+    for (int64_t t = step.num_tokens; t <= drafter.limits.max_tokens; t++) {
+      tokens_.push_back(0);
+      positions_.push_back(0);
+      rows_.push_back(rows_[0]);
+      rows_.back().num_output += (uint64_t)t;
+      rows_.back().logit_row = t;
+      rows_.back().trial = nullptr;
+    }
+    indices_.resize(rows_.size());
+    std::iota(indices_.begin(), indices_.end(), 0);
   }
 
   RoundsRun run() {
     RoundsRun done;
-    for (;; done.num_rounds++) {
+    for (;;) {
       done.highest_slot = std::max(done.highest_slot, step_.highest_slot());
-      verify(done.num_rounds);
-      if (done.num_rounds + 1 == options_.max_rounds || ends()) break;
-      if (drafter_.tape ? repeats() : !look_up()) break;
-      if (drafter_.tape) done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft());
+      const double verified_s = now_s();
+      verify();
+      tell(done.num_rounds++);
+      if (matched_) done.lookup_s += now_s() - verified_s;
+      if (done.num_rounds == options_.max_rounds || ends() || !goes_on(done)) break;
       move_on();
     }
-    done.num_rounds++;
+    const int64_t one = 1;
+    if (matched_) draft_behind(done, &one);  // what waits is computed
+    done.seconds = now_s() - began_s_;
     return done;
   }
 
@@ -105,34 +128,68 @@ class Rounds {
   }
 
   // Computes a step, and takes in which of its drafted tokens were right.
-  void verify(int64_t round) {
+  void verify() {
     step_.sample_rows = rows_.data();
     tape_.run(step_, 0, tape_.size(), nullptr);
-    if (options_.tap) options_.tap(round);
-    const int64_t count = step_.num_tokens;
-    int64_t* const token_ids = options_.token_ids + round * count;
-    std::copy_n(step_.token_ids, count, token_ids);
-    int64_t* const sampled = options_.sampled + round * count;
-    for (int64_t t = 0; t < count; t++) sampled[t] = rows_[(size_t)t].token;
-    sampled_ = sampled;
+    sampled_.clear();
+    for (int64_t t = 0; t < step_.num_tokens; t++) sampled_.push_back(rows_[(size_t)t].token);
     for (Verified& span : spans_) {
       const int64_t first = span.first_row;
-      std::fill(token_ids + first + 1 + span.num_valid, token_ids + first + 1 + span.num_drafted, -1);
       int64_t right = 0;
-      while (right < span.num_valid && sampled_[first + right] == step_.token_ids[first + right + 1]) right++;
+      while (right < span.num_valid && sampled_[(size_t)(first + right)] == step_.token_ids[first + right + 1]) right++;
       span.num_right = right;
       span.gained += right + 1;
     }
   }
 
+  // Writes down what the step was, and came to.
+  void tell(int64_t round) {
+    if (options_.tap) options_.tap(round, step_.num_tokens);
+    int64_t* const token_ids = options_.token_ids + round * options_.width;
+    std::copy_n(step_.token_ids, step_.num_tokens, token_ids);
+    std::copy(sampled_.begin(), sampled_.end(), options_.sampled + round * options_.width);
+    for (const Verified& span : spans_)
+      for (int64_t k = 1 + span.num_valid; k <= span.num_drafted; k++) token_ids[span.first_row + k] = -1;
+    if (!options_.told) return;
+    options_.told[2 * round] = step_.num_tokens;
+    options_.told[2 * round + 1] = matched_;
+  }
+
+  // Drafts behind what came; false where rounds end.
+  bool goes_on(RoundsRun& done) {
+    if (!drafter_.tape) return look_up();
+    const bool was_looked_up = matched_ > 0, finds = repeats();
+    if (finds && !looks_up_) return false;
+    take_in(was_looked_up);
+    matched_ = finds && own_tokens_.size() < kMaxPending ? found_.num_matched : 0;
+    if (!matched_) {
+      for (Verified& span : spans_) span.num_drafted = span.num_asked;
+      if (was_looked_up) draft_behind(done, lengths_.data());
+      else done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft(lengths_.data()));
+      return true;
+    }
+    Verified& span = spans_[0];
+    span.num_drafted = std::min((int64_t)found_.tokens.size(), options_.room[0] - span.gained - 1);
+    std::copy_n(found_.tokens.begin(), span.num_drafted, drafted_.begin());
+    return true;
+  }
+
+  // Has the drafter draft behind what was looked up.
+  void draft_behind(RoundsRun& done, const int64_t* lengths) {
+    const double drafted_s = now_s();
+    done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft(lengths));
+    done.lookup_s += now_s() - drafted_s;
+  }
+
   // Whether nothing is to come behind what was verified.
   bool ends() const {
     if (std::atomic_ref(*const_cast<int64_t*>(options_.hurry)).load()) return true;
+    if (looks_up_ && now_s() - began_s_ >= options_.max_s) return true;
     for (size_t s = 0; s < spans_.size(); s++) {
       const Verified& span = spans_[s];
-      if (span.gained + span.num_drafted + 1 > options_.room[s]) return true;
+      if (span.gained + span.num_asked + 1 > options_.room[s]) return true;
       for (int64_t i = 0; i <= span.num_right; i++) {
-        const int64_t token = sampled_[span.first_row + i];
+        const int64_t token = sampled_[(size_t)(span.first_row + i)];
         if (token < 0 || token >= drafter_.chain.vocab_size) return true;
         for (int64_t k = 0; k < options_.num_stops; k++)
           if (options_.stops[2 * k] == (int64_t)s && options_.stops[2 * k + 1] == token) return true;
@@ -144,7 +201,8 @@ class Rounds {
   // What may follow what came of a span, by its text.
   LookupDraft found(size_t s, int64_t max_tokens) {
     const Verified& span = spans_[s];
-    const std::vector<int32_t> came(sampled_ + span.first_row, sampled_ + span.first_row + span.num_right + 1);
+    const auto first = sampled_.begin() + span.first_row;
+    const std::vector<int32_t> came(first, first + span.num_right + 1);
     drafter_.texts[s]->extend(came.data(), (int64_t)came.size());
     return drafter_.texts[s]->find_own({(int)max_tokens, drafter_.limits.factor, drafter_.limits.min_probability});
   }
@@ -153,8 +211,8 @@ class Rounds {
   bool repeats() {
     bool any = false;
     for (size_t s = 0; s < drafter_.texts.size(); s++) {
-      const LookupDraft draft = found(s, 1);
-      any = any || (draft.agreement == 1 && draft.num_matched >= drafter_.min_matched[s]);
+      found_ = found(s, looks_up_ ? drafter_.limits.max_tokens : 1);
+      any = any || (found_.agreement == 1 && found_.num_matched >= drafter_.min_matched[s]);
     }
     return any;
   }
@@ -172,18 +230,20 @@ class Rounds {
     return all;
   }
 
-  // Has the drafter compute what came, and draft behind it; returns the highest slot that it writes.
-  int64_t draft() {
-    own_tokens_.clear();
-    own_positions_.clear();
+  // Adds the tokens that came to what the drafter is to compute.
+  void take_in(bool was_looked_up) {
+    if (!was_looked_up) {
+      for (auto* each : {&own_tokens_, &own_positions_}) each->clear();
+      features_.clear();
+      for (auto& slots : own_slots_) slots.clear();
+    }
+    for (auto* each : {&last_, &starts_, &own_lengths_, &own_ends_}) each->clear();
     own_rows_.clear();
-    starts_.clear();
-    own_lengths_.clear();
-    own_ends_.clear();
-    last_.clear();
-    features_.clear();
-    for (auto& slots : own_slots_) slots.clear();
-    for (size_t r = 0; r < order_.size(); r++) add_to_draft(r);
+    for (size_t r = 0; r < order_.size(); r++) add_to_draft(r, was_looked_up);
+  }
+
+  // Has the drafter compute it, and draft so many tokens behind it; returns the highest slot that it writes.
+  int64_t draft(const int64_t* lengths) {
     for (size_t g = 0; g < own_slots_.size(); g++) own_.groups[g].write_slots = own_slots_[g].data();
     own_.num_tokens = (int64_t)own_tokens_.size();
     own_.token_ids = own_tokens_.data();
@@ -195,7 +255,7 @@ class Rounds {
     own_.bidirectional_block = ones_.data();
     own_.sample_rows = own_rows_.data();
     ChainOptions chain = drafter_.chain;
-    chain.lengths = lengths_.data();
+    chain.lengths = lengths;
     chain.tokens = drafted_.data();
     chain.first = features_.data();
     chain.told = told_.empty() ? nullptr : told_.data();
@@ -203,20 +263,22 @@ class Rounds {
   }
 
   // What the drafter computes of a span: the tokens that came, but for those which it drafted and has computed.
-  void add_to_draft(size_t r) {
+  void add_to_draft(size_t r, bool was_looked_up) {
     const Verified& span = spans_[order_[r]];
     const int64_t was = span.position - drafter_.begins[order_[r]];  // of the newest token, in the drafter's text
-    const int64_t num_final = std::min(drafter_.max_final, 1 + std::min(span.num_right, span.num_drafted - 1));
+    const int64_t num_computed = was_looked_up ? 0 : std::min(span.num_right, span.num_drafted - 1);
+    const int64_t num_final = std::min(drafter_.max_final, 1 + num_computed);
     const int64_t begin = was + num_final, end = was + span.num_right + 2;
-    starts_.push_back((int64_t)own_tokens_.size());
-    own_lengths_.push_back(end - begin);
-    own_ends_.push_back(end);
+    const int64_t start = was_looked_up ? 0 : (int64_t)own_tokens_.size();
     for (int64_t i = num_final - 1; i <= span.num_right; i++) {
-      own_tokens_.push_back(sampled_[span.first_row + i]);
+      own_tokens_.push_back(sampled_[(size_t)(span.first_row + i)]);
       own_positions_.push_back(was + i + 1);
       const float* tap = options_.taps + (span.first_row + i) * options_.taps_width;
       if (options_.taps) features_.insert(features_.end(), tap, tap + options_.taps_width);
     }
+    starts_.push_back(start);
+    own_lengths_.push_back((int64_t)own_tokens_.size() - start);
+    own_ends_.push_back(end);
     last_.push_back((int64_t)own_tokens_.size() - 1);
     SampleRow row = rows_[(size_t)span.first_row];
     row.num_output += (uint64_t)span.num_right + 1;
@@ -235,24 +297,24 @@ class Rounds {
     for (size_t r = 0; r < order_.size(); r++) {
       Verified& span = spans_[order_[r]];
       int64_t* const tokens = tokens_.data() + span.first_row;
-      tokens[0] = sampled_[span.first_row + span.num_right];
+      tokens[0] = sampled_[(size_t)(span.first_row + span.num_right)];
       span.num_valid = 0;
       for (int64_t k = 0; k < span.num_drafted; k++) {
         const int64_t token = drafted_[(size_t)k * order_.size() + r];
         tokens[k + 1] = std::max<int64_t>(token, 0);
         if (token >= 0 && span.num_valid == k) span.num_valid++;
       }
-      if (span.by_rejection) add_trials(span, r);
+      if (span.by_rejection && !matched_) add_trials(span, r);
+      for (int64_t k = 0; matched_ && k <= span.num_drafted; k++) rows_[(size_t)k].trial = nullptr;
     }
     for (size_t s = 0; s < spans_.size(); s++) {
       Verified& span = spans_[s];
       const int64_t came = span.num_right + 1, end = span.position + came + span.num_drafted + 1;
       span.position += came;
       ends_[s] = end;
-      for (int64_t k = 0; k <= span.num_drafted; k++) {
-        positions_[(size_t)(span.first_row + k)] = span.position + k;
-        rows_[(size_t)(span.first_row + k)].num_output += (uint64_t)came;
-      }
+      for (int64_t k = 0; k <= span.num_drafted; k++) positions_[(size_t)(span.first_row + k)] = span.position + k;
+      const size_t last = looks_up_ ? rows_.size() - 1 : (size_t)(span.first_row + span.num_drafted);
+      for (auto row = (size_t)span.first_row; row <= last; row++) rows_[row].num_output += (uint64_t)came;
       for (size_t g = 0; g < slots_.size(); g++)
         add_slots(step_.groups[g], (int64_t)s, options_.block_size, span.position, end, slots_[g]);
     }
@@ -260,6 +322,10 @@ class Rounds {
     step_.positions = positions_.data();
     step_.kv_length = ends_.data();
     for (size_t g = 0; g < slots_.size(); g++) step_.groups[g].write_slots = slots_[g].data();
+    if (!looks_up_) return;
+    length_ = step_.num_tokens = step_.num_rows = step_.num_sample_rows = 1 + spans_[0].num_drafted;
+    step_.span_length = &length_;
+    step_.logit_rows = indices_.data();
   }
 
   // Has the drafted tokens of the r-th draft verified by what they were sampled from, by the ids of the model.
@@ -289,7 +355,15 @@ class Rounds {
   std::vector<SampleRow> rows_;
   std::vector<int64_t> tokens_, positions_, ends_;
   std::vector<std::vector<int64_t>> slots_;
-  const int64_t* sampled_ = nullptr;  // in the last step
+  std::vector<int64_t> sampled_;  // in the last step
+
+  const double began_s_ = now_s();
+
+  // Of a single span beside a tape: the match whose drafts the step verifies, or 0.
+  bool looks_up_ = false;
+  LookupDraft found_;
+  int64_t matched_ = 0, length_ = 0;
+  std::vector<int64_t> indices_;
 
   // The drafter's, the longest drafts first.
   Step own_{};

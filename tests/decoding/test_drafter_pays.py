@@ -64,8 +64,8 @@ class Model:
                 found[view.seq_id] = Drafted(draft)
         return found
 
-    def rounds(self, asked, most):
-        return Rounds(most, (), (), (), (), 1)
+    def rounds(self, asked, most, least_room):
+        return Rounds(most, [most * (1 + request.num_tokens) for request in asked], (), (), (), 1)
 
     def went_on(self, view, last):
         self.computed[view.seq_id] = last.start

@@ -294,11 +294,18 @@ class ChainEnds(NamedTuple):
 
 class RoundsOutput(NamedTuple):
     """Holds the tokens of each round of a step, -1 where nothing was drafted, what was sampled from each of their rows,
-    and the taps of the last round; of all that there could be, one after the other, where drafts are looked up."""
+    and the taps of the last round; of all that there could be, one after the other, where drafts are looked up.
+
+    A round of a single span amid those of a model may have other drafts, looked up behind so long a match: `told_R` has
+    its number of tokens and that match, or 0.
+    """
 
     token_ids_RT: IntArray
     sampled_RT: IntArray
     taps_TW: Array | None = None
+    told_R: IntArray | None = None  # [R, 2]
+    seconds: float = 0.0
+    lookup_s: float = 0.0  # of the rounds that were looked up amid a model's
 
 
 class Chained(NamedTuple):

@@ -63,6 +63,7 @@ class Span(NamedTuple):
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
     parents: tuple[int, ...] = ()  # of each optional token, an index of `token_ids`; (): each follows the one before
     num_further: int = 0  # tokens behind it that further rounds of the step may compute, as `StepPlan.rounds` has it
+    matched: int = 0  # last tokens before it that stood before, where its drafts were looked up amid a model's
     pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property
@@ -271,8 +272,9 @@ class Rounds(NamedTuple):
     `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
     one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
     `tables`, until one of `texts`, if there are some, ends in what it had before for `min_matched` tokens; or without
-    `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. Tokens that have a trial are
-    followed by such, sampled by seeds that differ by `proposal`.
+    `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. Of a single text up to
+    `longest` tokens are verified there, if any, and the model goes on behind. Tokens that have a trial are followed by
+    such, sampled by seeds that differ by `proposal`.
     """
 
     most: int
@@ -284,6 +286,8 @@ class Rounds(NamedTuple):
     texts: Sequence[object] = ()
     min_matched: Sequence[int] = ()  # beside a model
     limits: tuple[float, float] = (1.0, 0.0)  # factor, least share of places
+    longest: int = 0
+    max_s: float = 0.0  # from when no further round begins, where there is such a text
     proposal: int = 0
 
 
@@ -323,6 +327,14 @@ class SampledToken(NamedTuple):
 Round = tuple[Span, Sequence[SampledToken]]  # of one sequence: what was verified, and sampled from each of its rows
 
 
+class LookupSteps(NamedTuple):
+    """Steps amid the rounds of a model whose drafts were looked up: how many, of how many tokens, and their seconds."""
+
+    num_steps: int = 0
+    num_drafted: int = 0
+    seconds: float = 0.0
+
+
 class StepResult(NamedTuple):
     """All that a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each)."""
 
@@ -336,6 +348,14 @@ class StepResult(NamedTuple):
     next_s: float = 0.0  # behind it, in which the next one was laid out before this was told
     further: Mapping[int, Sequence[Round]] = MappingProxyType({})  # rounds behind the first, by sequence
     num_rounds: int = 1  # `taps_TW` are those of the last one
+    rounds_s: float = 0.0  # that they took by themselves, where there were several
+    lookups: LookupSteps = LookupSteps()
+
+    def drafted(self, seconds: float) -> tuple[int, float]:
+        """Return the number of rounds that a model drafted for, or of all where none did, and the seconds of one, of a
+        step that took `seconds`."""
+        count = self.num_rounds - self.lookups.num_steps
+        return count, ((self.rounds_s or seconds) - self.lookups.seconds) / count
 
 
 class DraftStats(NamedTuple):

@@ -245,13 +245,33 @@ class DraftControl:
         leaves = self.times.ratio(num_decodes, BETWEEN) - 1
         return self._choose(num_decodes, survivals, room, computed, 1 + leaves / STEPS_BEHIND, 0.0)
 
+    def best(self, num_decodes: int, survival: Sequence[float], *, computed: bool = False) -> int:
+        """Return how many tokens of one draft are best, one that is there or that a model has `computed`."""
+        return self._choose(num_decodes, [survival], len(survival), computed, 1.0, 0.0)[0]
+
+    def looked_up(self, num_decodes: int, extra: int, gained: float, seconds: float, count: int) -> None:
+        """Take in `count` rounds amid a model's that took `seconds` each and gained `gained` of `extra` tokens."""
+        around_s, usual, _ = self._around.get(False, (0.0, 1.0, 0))
+        usual_extra = max(size for size in EXTRA_TOKENS if size <= max(extra, 1))
+        self.times.observe(num_decodes, usual_extra, seconds + around_s / usual, count=count)
+        if self.times.knows(num_decodes, 0):
+            self._plain += (1 + gained / num_decodes) * count
+            self._taken += min(seconds / self.times.plain_s(num_decodes), MAX_RATIO) * count
+
     def pays_instead(
-        self, num_decodes: int, found: Sequence[float], computed: Sequence[float], *, amid: bool = False
+        self,
+        num_decodes: int,
+        found: Sequence[float],
+        computed: Sequence[float],
+        *,
+        amid: bool = False,
+        within: bool = False,
     ) -> bool:
         """Tell whether a draft that is there gains more than one that a model computes, by the survivals of both.
 
         As many tokens as come of its rounds, which go on while all of it is right, come later of the model's, without
-        what is around the call that looks up; `amid` the model's rounds, with what is around their next call as well.
+        what is around the call that looks up; `amid` the model's rounds, with what is around their next call as well;
+        `within` them, without either.
         """
         (length, round_takes, around), (own_length, own_takes, own_around) = (
             self._rounds_of(num_decodes, survival, computed=is_computed)
@@ -261,7 +281,7 @@ class DraftControl:
             return False
         num_rounds = 1 / max(1 - found[length - 1], 1 / MAX_RUN)
         num_tokens = num_rounds * (num_decodes + sum(found[:length]))
-        takes = around + num_rounds * round_takes + (own_around if amid else 0.0)
+        takes = num_rounds * round_takes + (0.0 if within else around + (own_around if amid else 0.0))
         return num_tokens * own_takes >= takes * (num_decodes + sum(computed[:own_length]))
 
     def _rounds_of(self, num_decodes: int, survival: Sequence[float], *, computed: bool) -> tuple[int, float, float]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
@@ -10,7 +10,8 @@ from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vecto
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
-from ridgeline.decoding.proposers import Draft, Proposer, RoundsProposer
+from ridgeline.decoding.lookups import Lookups
+from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.proposers.ngram import Ngram
 from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
@@ -18,6 +19,8 @@ from ridgeline.decoding.strategy import SequenceView, num_left
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
+WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
+LEAST_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
 FIRST_ROUNDS = 24  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
@@ -56,7 +59,7 @@ class ModelDrafts:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at."""
         if not plan.token_ids and plan.spans[0].num_optional:
-            self.round_s = seconds / result.num_rounds
+            self.round_s = result.drafted(seconds)[1]
         taps_TW, drafted = result.taps_TW, plan.rounds is None or len(plan.rounds.tables) > 0
         if result.further and drafted:
             plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
@@ -91,12 +94,15 @@ class ModelDrafts:
         most = room if self._going_on is None else min(room, MAX_OF_ROUND)
         return 0 if self.failures >= MAX_FAILURES else min(most, self.drafter.max_tokens(view))
 
-    def guess(self, view: SequenceView, most: int, control: DraftControl | None, num_decodes: int) -> Guess:
-        """Return what a draft of at most so many tokens may be, with what it is worth to `control`."""
+    def guess(
+        self, view: SequenceView, most: int, control: DraftControl | None, num_decodes: int, lookups: Lookups | None
+    ) -> Guess:
+        """Return what a draft of at most so many tokens may be, with what it is worth to `control`; where `lookups`
+        draft what repeats itself, it is learnt by what does not."""
         if self._trees is not None:
             guess = Guess((self.method, 0), most, self._trees.survival(view, most))
         else:
-            repeated = self._repeats.propose(view, 1)
+            repeated = self._repeats.propose(view, 1) if self._within(lookups, num_decodes) is None else None
             evidence = 0 if repeated is None else ((repeated.evidence + REPEATED) // REPEATED).bit_length()
             guess = Guess((self.method, evidence), most)
         if control is None:
@@ -121,16 +127,35 @@ class ModelDrafts:
         self.failures = 0
         return drafts
 
+    def looks_up(
+        self,
+        view: SequenceView,
+        draft: Draft,
+        guess: Guess | None,
+        lookups: Lookups | None,
+        control: DraftControl | None,
+    ) -> bool:
+        """Tell whether rounds that begin with what is guessed for the only sequence look up by themselves what was
+        found for it."""
+        lookups = self._within(lookups, 1)
+        if guess is None or lookups is None or control is None or draft.method != lookups.method:
+            return False
+        return lookups.proposer.is_own(view) and control.best(1, guess.survival, computed=True) > 0
+
+    def _within(self, lookups: Lookups | None, num_decodes: int) -> Lookups | None:
+        """Return the lookups if they draft amid rounds of the model."""
+        return lookups if self._going_on is not None and num_decodes == 1 else None
+
     def rounds(
         self,
         asked: Sequence[DraftRequest],
         guesses: Mapping[int, Guess],
-        proposers: Mapping[str, Proposer],
+        lookups: Lookups | None,
         control: DraftControl | None,
     ) -> Rounds | None:
         """Return how a step goes on that verifies drafts of so many tokens, of all that run, as they were just made.
 
-        None: it ends. It does so too where one of `proposers` may look up what gains more than what is guessed.
+        None: it ends. It does so too where `lookups` may gain more than what is guessed, unless it verifies these.
         """
         if self._going_on is None:
             return None
@@ -139,8 +164,9 @@ class ModelDrafts:
         if times is not None and not times.knows(count, sum(each.num_tokens for each in asked), computed=True):
             most = min(most, FIRST_ROUNDS)  # they tell what one takes
         try:
-            rounds = self._going_on.rounds(asked, most) if most > 1 else None
-            return rounds and _watched(rounds, asked, guesses, proposers, control)
+            least_room = WITHIN_TOKENS if control and self._within(lookups, count) else 0
+            rounds = self._going_on.rounds(asked, most, least_room) if most > 1 else None
+            return rounds and _watched(rounds, asked, guesses, lookups, control)
         except Exception:
             self.failures += 1
             log.exception("a step that verifies drafts does not go on by itself")
@@ -211,37 +237,46 @@ def gains_more(
     num_decodes: int,
     *,
     amid: bool = False,
+    within: bool = False,
 ) -> bool:
     """Tell whether a draft that is there gains more than one that a model computes, if any, with what both take; `amid`
-    rounds of the model."""
+    rounds of the model, or `within` them."""
     if control is None or computed is None:
         return True
     if control.acceptance.is_new(guess.kind) and (amid or not control.acceptance.is_new(computed.kind)):
-        return False  # it is compared with what comes, for nothing
+        return within  # else it is compared with what comes, for nothing
     survival = guess.survival or control.acceptance.survival(view.seq_id, guess.kind, guess.num_tokens)
-    return control.pays_instead(num_decodes, survival, computed.survival, amid=amid)
+    return control.pays_instead(num_decodes, survival, computed.survival, amid=amid, within=within)
 
 
 def _watched(
     rounds: Rounds,
     asked: Sequence[DraftRequest],
     guesses: Mapping[int, Guess],
-    proposers: Mapping[str, Proposer],
+    lookups: Lookups | None,
     control: DraftControl | None,
 ) -> Rounds:
-    """Return rounds that end where one of `proposers` may look up what gains more in a text than what is guessed."""
-    name = next((name for name, each in proposers.items() if isinstance(each, RoundsProposer)), None)
-    if control is None or name is None:
+    """Return rounds that verify what is looked up where that gains more in a text than what is guessed, or, of several
+    texts, end there."""
+    if control is None or lookups is None:
         return rounds
-    found: list[tuple[object, int]] = []
+    found, within = list[tuple[object, int]](), len(asked) == 1
     for view, *_ in asked:
 
         def gains(evidence: int, num_tokens: int, view: SequenceView = view) -> bool:
-            guess = Guess((name, evidence), num_tokens)
-            return gains_more(control, view, guess, guesses[view.seq_id], len(asked), amid=True)
+            if within and evidence < lookups.proposer.evidence(REPEATED):
+                return False
+            guess = Guess((lookups.method, evidence), num_tokens)
+            return gains_more(control, view, guess, guesses[view.seq_id], len(asked), amid=True, within=within)
 
-        found.append(cast("RoundsProposer", proposers[name]).watched(view, MAX_DRAFT, gains))
-    return rounds._replace(texts=[text for text, _ in found], min_matched=[length for _, length in found])
+        found.append(lookups.proposer.watched(view, MAX_DRAFT, gains, ends=not within))
+    matched = [num_matched for _, num_matched in found]
+    rounds = rounds._replace(texts=[text for text, _ in found], min_matched=matched)
+    if not within:
+        return rounds
+    survival = control.acceptance.survival(asked[0].view.seq_id, lookups.kind(MAX_DRAFT), MAX_DRAFT)
+    longest = max(control.best(1, survival), LEAST_LONGEST)
+    return rounds._replace(longest=longest, limits=lookups.proposer.limits, max_s=MAX_ROUNDS_S)
 
 
 def lengths_of(

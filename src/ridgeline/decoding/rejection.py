@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from ridgeline.core.step import IntArray, SampleRow, Span, Trial, Weights
 from ridgeline.decoding.random_sample import random_word
+from ridgeline.decoding.strategy import SequenceView, rows_along
 
 PROPOSAL: Final = 0x5851F42D4C957F2D
 ACCEPTANCE: Final = 0xD1342543DE82EF95
@@ -97,6 +98,19 @@ def with_typical(span: Span, rows: Sequence[SampleRow]) -> list[SampleRow]:
     for index, parent in enumerate(span.parents or range(known - 1, span.num_tokens - 1), known):
         drafted[parent - known + 1].append(span.token_ids[index])
     return [row._replace(typical=token_ids) for row, token_ids in zip(rows, drafted, strict=True)]
+
+
+def drafted_rows(
+    view: SequenceView, span: Span, first: SampleRow, weights: Sequence[Weights], *, in_block: bool
+) -> list[SampleRow]:
+    """Return the rows of a span whose optional tokens follow each other, from the `first` one on: those whose tokens
+    were sampled from `weights` have trials, alone or `in_block`."""
+    drafted = span.token_ids[span.num_tokens - span.num_optional :]
+    rows = rows_along(first, drafted)
+    if view.grammar is not None:
+        rows = [row._replace(allowed=mask) for row, mask in zip(rows, view.grammar.masks(drafted))]
+    trials = [Trial(*each, in_block) for each in zip(drafted, weights)]
+    return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
 
 
 def is_block_accepted(factor: float, mass: int, word: int) -> bool:

@@ -25,7 +25,7 @@ from ridgeline.backends.step import (
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import PENDING, Round, SampledToken, Span, StepPlan, StepResult
+from ridgeline.core.step import PENDING, LookupSteps, Round, SampledToken, Span, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.checking import Checked, check_tokens
 from ridgeline.decoding.sampling import Sampler
@@ -191,17 +191,22 @@ class InlineExecutor:
         """Return the result of a step that goes on by itself."""
         assert self._rounding is not None and plan.rounds is not None, "it has rounds"
         ran = self._rounding.rounds(batch, plan.rounds, self._hurry)
-        result = self._sampled(
-            plan, StepOutput(_NO_LOGITS_RV, ran.sampled_RT[0], taps_TW=ran.taps_TW), (), batch_s, built_s
-        )
-        num_rounds = len(ran.token_ids_RT)
-        if num_rounds == 1:
+        first = StepOutput(_NO_LOGITS_RV, ran.sampled_RT[0, : len(plan.samples)], taps_TW=ran.taps_TW)
+        result = self._sampled(plan, first, (), batch_s, built_s)
+        if (num_rounds := len(ran.token_ids_RT)) == 1:
             return result
+        num_rows, matched_R = len(plan.samples), [0] * num_rounds
+        rows_R = [num_rows] * num_rounds
+        if ran.told_R is not None:
+            rows_R, matched_R = ran.told_R.T.tolist()
         tokens_RT = [result.samples]
-        for sampled_T in ran.sampled_RT[1:]:
-            tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T), plan.samples)[0])
-        further = _further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT)
-        return result._replace(further=further, num_rounds=num_rounds)
+        for sampled_T, count in zip(ran.sampled_RT[1:], rows_R[1:]):
+            samples = plan.samples if count == num_rows else [plan.samples[0]] * count  # of one span
+            tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T[:count]), samples)[0])
+        further = _further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT, matched_R)
+        drafted = [rows - 1 for rows, matched in zip(rows_R, matched_R) if matched]
+        lookups = LookupSteps(len(drafted), sum(drafted), ran.lookup_s)
+        return result._replace(further=further, num_rounds=num_rounds, rounds_s=ran.seconds, lookups=lookups)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
@@ -350,7 +355,10 @@ def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, 
 
 
 def _further(
-    spans: Sequence[Span], token_ids_RT: Sequence[list[int]], sampled_RT: Sequence[Sequence[SampledToken]]
+    spans: Sequence[Span],
+    token_ids_RT: Sequence[list[int]],
+    sampled_RT: Sequence[Sequence[SampledToken]],
+    matched_R: Sequence[int],
 ) -> Mapping[int, Sequence[Round]]:
     """Return the rounds behind the first by sequence, of the tokens that each verified and sampled."""
     further: dict[int, list[Round]] = {}
@@ -359,10 +367,15 @@ def _further(
         rows, span = slice(row, row + first.num_tokens), first
         rounds = further[first.seq_id] = list[Round]()
         row = rows.stop
-        for token_ids_T, before_T, sampled_T in zip(token_ids_RT[1:], sampled_RT, sampled_RT[1:]):
-            came = span.way(partial(_is_drafted, before_T[rows]))
-            span = first._replace(start=span.start + 1 + len(came), token_ids=token_ids_T[rows], num_further=0)
-            rounds.append((span, sampled_T[rows]))
+        before_T = sampled_RT[0][rows]
+        for token_ids_T, sampled_T, matched in zip(token_ids_RT[1:], sampled_RT[1:], matched_R[1:], strict=True):
+            came = span.way(partial(_is_drafted, before_T))
+            count = len(sampled_T) if len(spans) == 1 else first.num_tokens
+            rows = slice(rows.start, rows.start + count)
+            changed = {"num_logit_rows": count, "num_optional": count - 1, "num_further": 0, "matched": matched}
+            span = first._replace(start=span.start + 1 + len(came), token_ids=token_ids_T[rows], **changed)
+            before_T = sampled_T[rows]
+            rounds.append((span, before_T))
     return further
 
 

@@ -75,7 +75,7 @@ class StepDraft:
         if flights is not None:
             step, last = flights[-1]
             if (end := last.end) >= len(seq.token_ids):  # as `Strategy.one_token` has it
-                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), 0, step))
+                return _new(Span, (seq.seq_id, end, (PENDING,), 1, 1, 0, False, seq.request.adapter, (), 0, 0, step))
             seq = replace(seq, num_computed=end)
         span = self.next_span(seq, num_behind)
         return self.next_span(seq) if span is None and not self.spans else span

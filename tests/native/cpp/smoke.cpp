@@ -329,8 +329,8 @@ void rounds(const KernelTable& kernels, Numbers& numbers, Results& results) {
                           own.data(), 64};
     drafter.chain.block_size = kBlock, drafter.chain.vocab_size = kVocab;
     std::vector<int64_t> ids(kRounds * kTokens), came(kRounds * kTokens);
-    RoundsOptions options{kRounds, kBlock, room.data(), nullptr, 0, none.data(), nullptr, 0, {}, ids.data(),
-                          came.data()};
+    RoundsOptions options{kRounds, kBlock, room.data(), nullptr, 0, 0, none.data(), nullptr, 0, {}, ids.data(),
+                          came.data(), kTokens, nullptr};
     const RoundsRun run = run_rounds(target, step, drafter, options);
     const int64_t counts[3] = {run.num_rounds, run.highest_slot, run.drafter_highest_slot};
     const std::string name = "rounds " + std::to_string(kind);

@@ -228,8 +228,9 @@ class NativeExecutable:
         """Compute a step and those that verify what is drafted behind it, as `Rounding` has it, in one call."""
         self._copy_blocks(step)
         num_tokens = len(step.token_ids_T)
-        token_ids_RT, sampled_RT = (np.empty((rounds.most, num_tokens), dtype=np.int64) for _ in range(2))
-        rows = (self._room(len(step.logit_rows_R)), self._layout.block_size)
+        longest = max(num_tokens, 1 + rounds.longest)
+        token_ids_RT, sampled_RT = (np.empty((rounds.most, longest), dtype=np.int64) for _ in range(2))
+        rows = (self._room(longest), self._layout.block_size)
         stops = [(span, token_id) for span, token_ids in enumerate(rounds.stop_ids) for token_id in token_ids]
         to = (np.array(stops, dtype=np.int64).reshape(-1, 2), hurry, token_ids_RT, sampled_RT)
         texts = cast("list[_native.SuffixIndex]", list(rounds.texts))
@@ -237,27 +238,28 @@ class NativeExecutable:
             given = (texts, *rounds.limits, np.array(rounds.room, dtype=np.int64))
             width = self._taps_width
             taps_TW = np.empty((rounds.most * num_tokens, width), dtype=np.float32) if width else None
-            num_rounds, highest = self._tape.looked_up(step.block, *rows, *given, *to, taps_TW)
+            num_rounds, highest, seconds = self._tape.looked_up(step.block, *rows, *given, *to, taps_TW)
             self._warmer.stay_ahead(highest)
-            return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)
+            return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW, seconds=seconds)
         assert self._drafting is not None, "a drafter was given"
         drafter, ends = self._drafting
         features = taps_TW = None
         if drafter._features is not None:
             fold, buffers = ends.fold, (drafter._features.buffer, drafter._taps[-1].buffer)
             assert isinstance(fold, NativeExecutable) and fold._features and fold._result, "it makes features of others"
-            taps_TW = np.empty((num_tokens, self._taps_width), dtype=np.float32)
+            taps_TW = np.empty((longest, self._taps_width), dtype=np.float32)
             features = (*buffers, fold._tape, fold._features.buffer, fold._result.buffer, taps_TW)
         by_ids = (drafter._layout.block_size, ends.vocab_size, ends.token_ids_V, rounds.max_final)
         of_drafter = (drafter._tape, *by_ids, drafter._room(len(rounds.room)), drafter._program.vocab_size)
         matches = rounds.min_matched or [0] * len(rounds.room)
         spans_3S = np.array([rounds.begins, rounds.room, matches], dtype=np.int64)
         given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_3S)
-        others = (step.trials, rounds.proposal, texts)
-        num_rounds, highest, of_drafts = self._tape.rounds(step.block, *rows, *given, *to, *others)
+        others = (step.trials, rounds.proposal, texts, (rounds.longest, *rounds.limits, rounds.max_s))
+        told_R = np.empty((rounds.most, 2), dtype=np.int64)
+        count, highest, of_drafts, *seconds = self._tape.rounds(step.block, *rows, *given, *to, *others, told_R)
         self._warmer.stay_ahead(highest)
         drafter._warmer.stay_ahead(of_drafts)
-        return RoundsOutput(token_ids_RT[:num_rounds], sampled_RT[:num_rounds], taps_TW)
+        return RoundsOutput(token_ids_RT[:count], sampled_RT[:count], taps_TW, told_R[:count], *seconds)
 
     def _run(self, step: StepBatch, *, timed: bool) -> tuple[StepOutput, Iterable[OpTiming]]:
         self._copy_blocks(step)

@@ -113,8 +113,9 @@ class RoundsDrafter(Drafter, Protocol):
         """Whether it does with this target."""
         ...
 
-    def rounds(self, asked: Sequence[DraftRequest], most: int) -> Rounds | None:
-        """Return how a step goes on that verifies drafts of so many tokens, as they were just made: `most` rounds.
+    def rounds(self, asked: Sequence[DraftRequest], most: int, least_room: int) -> Rounds | None:
+        """Return how a step goes on that verifies drafts of so many tokens, as they were just made: `most` rounds, with
+        room for what these may bring, and for `least_room` tokens.
 
         None where it ends before, or blocks lack.
         """

@@ -112,7 +112,7 @@ class DraftModel:
             self._follow(chains)
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
-    def rounds(self, asked: Sequence[DraftRequest], most: int) -> step.Rounds | None:
+    def rounds(self, asked: Sequence[DraftRequest], most: int, least_room: int) -> step.Rounds | None:
         told = max(request.num_tokens for request in asked) * len(asked) * any(each.by_rejection for each in asked)
         if told * self._companion.vocab_size > MAX_TOLD:
             return None
@@ -120,8 +120,8 @@ class DraftModel:
         for (view, num_tokens, _), begin in zip(asked, begins):
             request, known, count = view.request, len(view.token_ids) - begin, 1 + num_tokens
             rest = request.max_tokens - len(view.token_ids) + len(request.prompt_ids)
-            room.append(min(rest, length - known + 1))
-            further = min((most - 1) * count, room[-1] - count)
+            room.append(min(rest, length - known + 1, max(most * count, least_room)))
+            further = room[-1] - count
             if further <= 0 or self._cache.reserve(view.seq_id, known + num_tokens - 1 + further) is None:
                 return None
         tables = tuple(zip(*[self._cache.tables(view.seq_id) for view, *_ in asked], strict=True))
@@ -131,7 +131,7 @@ class DraftModel:
     def went_on(self, view: SequenceView, last: step.Span) -> None:
         if (resident := self._residents.get(view.seq_id)) is not None:
             resident.num_computed = last.start - self._begins(view)
-            resident.drafted = list(last.token_ids[:-1])
+            resident.drafted = list(last.token_ids[: 1 if last.matched else -1])
             self._cache.commit(view.seq_id, view.token_ids, resident.num_computed)
 
     def forget(self, view: SequenceView) -> None:

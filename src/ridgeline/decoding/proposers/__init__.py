@@ -69,12 +69,27 @@ class Observer(Protocol):
 class RoundsProposer(Proposer, Protocol):
     """A proposer whose drafts native code may look up itself, behind what comes of each round of a step."""
 
-    def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
-        """Return how a step goes on that verifies the drafts which were just made of all `views`; None: it ends."""
+    def rounds(self, views: Sequence[SequenceView], most: int, num_tokens: Sequence[int]) -> Rounds | None:
+        """Return how a step goes on that verifies the drafts, of so many tokens, which were just made of all `views`;
+        None: it ends."""
         ...
 
-    def watched(self, view: SequenceView, max_tokens: int, gains: Gains) -> tuple[object, int]:
-        """Return the index of the text, and from how long a match on a draft of it `gains` more than a model's."""
+    def is_own(self, view: SequenceView) -> bool:
+        """Return whether the last draft of a sequence is of its own text."""
+        ...
+
+    def evidence(self, num_matched: int) -> int:
+        """Return the evidence for a draft behind so many tokens that stood before, where all places go on like it."""
+        ...
+
+    def watched(self, view: SequenceView, max_tokens: int, gains: Gains, *, ends: bool) -> tuple[object, int]:
+        """Return the index of the text, and from how long a match on a draft of it `gains` more than a model's, whose
+        rounds it `ends`."""
+        ...
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The factor and the least share of places of `Rounds.limits`."""
         ...
 
 

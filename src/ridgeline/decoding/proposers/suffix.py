@@ -65,19 +65,29 @@ class Suffix:
         tokens, num_matched, agreement, _ = found
         return Draft(tokens, _evidence(num_matched, agreement, pooled=pooled))
 
-    def rounds(self, views: Sequence[SequenceView], most: int) -> Rounds | None:
-        if any(view.seq_id in self._pooled for view in views):
+    def rounds(self, views: Sequence[SequenceView], most: int, num_tokens: Sequence[int]) -> Rounds | None:
+        if not all(map(self.is_own, views)):
             return None
         texts, stop_ids = [self._texts[view.seq_id] for view in views], [view.request.stop_ids for view in views]
-        limits = self._factor, self._min_probability
-        return Rounds(most, [num_left(view) for view in views], stop_ids, texts=texts, limits=limits)
+        room = [min(num_left(view), most * (1 + drafted)) for view, drafted in zip(views, num_tokens, strict=True)]
+        return Rounds(most, room, stop_ids, texts=texts, limits=self.limits)
 
-    def watched(self, view: SequenceView, max_tokens: int, gains: Gains) -> tuple[object, int]:
+    @property
+    def limits(self) -> tuple[float, float]:
+        return self._factor, self._min_probability
+
+    def is_own(self, view: SequenceView) -> bool:
+        return view.seq_id not in self._pooled
+
+    def evidence(self, num_matched: int) -> int:
+        return _evidence(num_matched, 1.0, pooled=False)
+
+    def watched(self, view: SequenceView, max_tokens: int, gains: Gains, *, ends: bool) -> tuple[object, int]:
         for bits in range(NUM_LENGTHS):
             num_matched = 1 << bits
             num_tokens = min(int(self._factor * num_matched), max_tokens)
-            if num_tokens and gains(_evidence(num_matched, 1.0, pooled=False), num_tokens):
-                is_there = self._matched[view.seq_id] >= num_matched  # and yet a model drafts
+            if num_tokens and gains(self.evidence(num_matched), num_tokens):
+                is_there = ends and self._matched[view.seq_id] >= num_matched  # and yet a model drafts
                 return self._texts[view.seq_id], MAX_TEXT_TOKENS if is_there else num_matched
         return self._texts[view.seq_id], MAX_TEXT_TOKENS
 

@@ -12,15 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
-from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
+from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
+from ridgeline.decoding.lookups import lookups_of
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, method_of_rounds, most_rounds
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, RoundsProposer, build_proposer
-from ridgeline.decoding.rejection import with_typical
+from ridgeline.decoding.rejection import drafted_rows, with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, num_left, room_for_drafts, rows_along, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, num_left, room_for_drafts, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.decoding.unverified import Unverified
 from ridgeline.spec.spec import DecoderSpec
@@ -83,6 +84,7 @@ class Speculative(Autoregressive):
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._model = ModelDrafts(*drafter) if drafter is not None else None
+        self._lookups = None if drafter is None else lookups_of(proposers)
         self._rules, self._goes_on = rules, goes_on
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
@@ -143,14 +145,13 @@ class Speculative(Autoregressive):
         now_s = self._clock()
         was_plain = window.shape is not None and self._asking_s is None and window.num_landed >= WINDOW_STEPS
         if control is not None and window.shape is not None:
-            step_s = window.step_s(now_s)
+            step_s = window.step_s(now_s) - (self._lookups.tell(control, count) if self._lookups else 0.0)
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
             taken = gained, step_s / rounds, asking_s, num_steps
-            computed, round_s = self._is_computed, self._round_s
-            control.step(*window.shape, *taken, *self._behind, computed=computed, round_s=round_s)
+            control.step(*window.shape, *taken, *self._behind, computed=self._is_computed, round_s=self._round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
@@ -175,7 +176,7 @@ class Speculative(Autoregressive):
             self._unverified.add(view, draft)
             survival = survival or self._survival(control, view, draft)
         if model is not None and (most := model.most(view, self._room(view))) > 0:
-            own = model.guess(view, most, control, count)
+            own = model.guess(view, most, control, count, self._lookups)
             if draft is None or not gains_more(control, view, Guess(draft.kind, len(survival), survival), own, count):
                 guess, survival = own, own.survival
         lag = model.drafter.lag(view) if model is not None and guess is not None else None
@@ -201,10 +202,12 @@ class Speculative(Autoregressive):
             draft, survival = self._propose(view)
             computed, num_tokens = None, 0 if model is None else model.most(view, self._room(view))
             if model is not None and num_tokens and (draft is None or control is not None):
-                computed = model.guess(view, num_tokens, control, count)
+                computed = model.guess(view, num_tokens, control, count, self._lookups)
             if draft is not None:
                 guess = Guess(draft.kind, len(draft.token_ids), survival, draft.depth)
-                if draft.method == FORCED or gains_more(control, view, guess, computed, count):
+                gains = draft.method == FORCED or gains_more(control, view, guess, computed, count)
+                ahead = model if count == 1 else None  # its rounds look up by themselves
+                if gains and not (ahead and ahead.looks_up(view, draft, computed, self._lookups, control)):
                     drafts[view.seq_id], guesses[view.seq_id] = draft, guess
                     continue
                 self._unverified.add(view, draft)
@@ -242,13 +245,14 @@ class Speculative(Autoregressive):
         if not method or any(view.request.adapter or view.grammar is not None for view in running):
             return None
         if model is not None and model.method == method:
-            return model.rounds(asked, guesses, self._proposers, self._control)
+            return model.rounds(asked, guesses, self._lookups, self._control)
         times = None if self._control is None else self._control.times
         proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
         grows = any(guesses[v.seq_id].num_tokens == num < self._max_draft_tokens for v, num, _ in asked)
         most = min(most, GROWING_ROUNDS) if grows else most
         is_able = self._goes_on and most > 1
-        return proposer.rounds(running, most) if is_able and isinstance(proposer, RoundsProposer) else None
+        lengths = [num_tokens for _, num_tokens, _ in asked]
+        return proposer.rounds(running, most, lengths) if is_able and isinstance(proposer, RoundsProposer) else None
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -266,8 +270,8 @@ class Speculative(Autoregressive):
         span = span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
         if self._going_on is None or num_guessed < len(draft.token_ids):
             return span
-        most = min((self._going_on.most - 1) * span.num_tokens, num_left(view) - span.num_tokens)
-        return span._replace(num_further=most)
+        room = self._going_on.room[self._running.index(view)]
+        return span._replace(num_further=room - span.num_tokens)
 
     def rounds(self, spans: Sequence[Span]) -> Rounds | None:
         return self._going_on if len(spans) == len(self._running) else None
@@ -279,16 +283,9 @@ class Speculative(Autoregressive):
         if span.parents:
             rows = tree_rows(span, first, view.grammar)
             return with_typical(span, rows) if self._by_rule("typical", view) else rows
-        guess = span.token_ids[span.num_tokens - span.num_optional :]
-        masks = None if view.grammar is None else view.grammar.masks(guess)
-        weights = self._drafts[view.seq_id].weights
-        rows = rows_along(first, guess)
-        if masks is not None:
-            rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
-        if self._by_rule("typical", view):
-            return with_typical(span, rows)
-        trials = [Trial(*each, "block" in self._rules) for each in zip(guess, weights)]
-        return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
+        weights = () if (is_typical := self._by_rule("typical", view)) else self._drafts[view.seq_id].weights
+        rows = drafted_rows(view, span, first, weights, in_block="block" in self._rules)
+        return with_typical(span, rows) if is_typical else rows
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         num_drafted = span.num_optional
@@ -296,6 +293,8 @@ class Speculative(Autoregressive):
             return Accepted(sampled, span.num_tokens)
         required = span.num_tokens - num_drafted
         draft = self._drafts[view.seq_id]
+        lookups = self._lookups if span.matched else None
+        kind = draft.kind if lookups is None else lookups.kind(span.matched)
         if observer := self._observers.get(draft.method):
             observer.observe(view, span, sampled)
         if span.parents:
@@ -308,16 +307,21 @@ class Speculative(Autoregressive):
             while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
                 right += 1
             gained = sampled[: right + 1]
-        self._num_right += right
-        self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
+        if lookups is None:
+            self._num_right += right
+        else:
+            lookups.accept(right)
+        self._stats[kind[0]] = self._stats[kind[0]].with_draft(num_drafted, right)
         if self._control is not None:
-            self._control.acceptance.observe(view.seq_id, draft.kind, draft.depth or num_drafted, right)
-        return Accepted(gained, required + right, draft.method, branch)
+            self._control.acceptance.observe(view.seq_id, kind, draft.depth or num_drafted, right)
+        return Accepted(gained, required + right, kind[0], branch)
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         if self._drafts:
-            self._landed_rounds, self._round_s = result.num_rounds, seconds / result.num_rounds
+            self._landed_rounds, self._round_s = result.drafted(seconds)
+            if self._lookups is not None:
+                self._lookups.land(result)
         if self._model is not None:
             self._model.observe(self._running, plan, result, seconds)
         if self._window.num_begun:
