@@ -152,7 +152,7 @@ class Rounds {
       for (int64_t k = 1 + span.num_valid; k <= span.num_drafted; k++) token_ids[span.first_row + k] = -1;
     if (!options_.told) return;
     options_.told[2 * round] = step_.num_tokens;
-    options_.told[2 * round + 1] = matched_;
+    options_.told[2 * round + 1] = matched_ || !looks_up_ || !round ? matched_ : -1 - found_.num_matched;
   }
 
   // Drafts behind what came; false where rounds end.

@@ -41,7 +41,9 @@ struct RoundsOptions {
   int64_t* token_ids;      // [max_rounds, width] gets the tokens of each step
   int64_t* sampled;        // [max_rounds, width] gets what was sampled from its rows
   int64_t width;           // T, or tokens of the longest step
-  int64_t* told;           // [max_rounds, 2] gets the tokens of a step, and the match whose drafts it has, or 0; or null
+  // [max_rounds, 2] gets the tokens of a step, and the match whose drafts it has; where a drafter's had one before it, of
+  // m tokens, -1 - m; or 0. Or null.
+  int64_t* told;
   uint64_t proposal;       // what is other in the seeds of drafts that are verified by rejection
 };
 

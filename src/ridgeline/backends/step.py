@@ -297,7 +297,7 @@ class RoundsOutput(NamedTuple):
     and the taps of the last round; of all that there could be, one after the other, where drafts are looked up.
 
     A round of a single span amid those of a model may have other drafts, looked up behind so long a match: `told_R` has
-    its number of tokens and that match, or 0.
+    its number of tokens and that match. -1 - the match where the model drafted in spite of it; 0: nobody looked.
     """
 
     token_ids_RT: IntArray

@@ -63,7 +63,9 @@ class Span(NamedTuple):
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
     parents: tuple[int, ...] = ()  # of each optional token, an index of `token_ids`; (): each follows the one before
     num_further: int = 0  # tokens behind it that further rounds of the step may compute, as `StepPlan.rounds` has it
-    matched: int = 0  # last tokens before it that stood before, where its drafts were looked up amid a model's
+    matched: int = (
+        0  # last tokens that stood before, if looked up amid a model's rounds; -1 - these if it drafted itself
+    )
     pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property

@@ -103,8 +103,7 @@ class ModelDrafts:
             guess = Guess((self.method, 0), most, self._trees.survival(view, most))
         else:
             repeated = self._repeats.propose(view, 1) if self._within(lookups, num_decodes) is None else None
-            evidence = 0 if repeated is None else ((repeated.evidence + REPEATED) // REPEATED).bit_length()
-            guess = Guess((self.method, evidence), most)
+            guess = Guess(self.kind(0 if repeated is None else repeated.evidence + REPEATED), most)
         if control is None:
             return guess
         of_sequence = view.seq_id, guess.kind, guess.num_tokens, DEAR_TRUST
@@ -126,6 +125,10 @@ class ModelDrafts:
             return {}
         self.failures = 0
         return drafts
+
+    def kind(self, num_matched: int) -> tuple[str, int]:
+        """Return what the acceptance of a draft behind so many tokens that stood before is learnt by."""
+        return self.method, (num_matched // REPEATED).bit_length()
 
     def looks_up(
         self,

@@ -204,7 +204,7 @@ class InlineExecutor:
             samples = plan.samples if count == num_rows else [plan.samples[0]] * count  # of one span
             tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T[:count]), samples)[0])
         further = _further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT, matched_R)
-        drafted = [rows - 1 for rows, matched in zip(rows_R, matched_R) if matched]
+        drafted = [rows - 1 for rows, matched in zip(rows_R, matched_R) if matched > 0]
         lookups = LookupSteps(len(drafted), sum(drafted), ran.lookup_s)
         return result._replace(further=further, num_rounds=num_rounds, rounds_s=ran.seconds, lookups=lookups)
 

@@ -131,7 +131,7 @@ class DraftModel:
     def went_on(self, view: SequenceView, last: step.Span) -> None:
         if (resident := self._residents.get(view.seq_id)) is not None:
             resident.num_computed = last.start - self._begins(view)
-            resident.drafted = list(last.token_ids[: 1 if last.matched else -1])
+            resident.drafted = list(last.token_ids[: 1 if last.matched > 0 else -1])
             self._cache.commit(view.seq_id, view.token_ids, resident.num_computed)
 
     def forget(self, view: SequenceView) -> None:

@@ -293,8 +293,9 @@ class Speculative(Autoregressive):
             return Accepted(sampled, span.num_tokens)
         required = span.num_tokens - num_drafted
         draft = self._drafts[view.seq_id]
-        lookups = self._lookups if span.matched else None
-        kind = draft.kind if lookups is None else lookups.kind(span.matched)
+        lookups, kind = self._lookups if span.matched > 0 else None, draft.kind
+        if span.matched and (told := lookups or self._model) is not None:
+            kind = told.kind(max(span.matched, -1 - span.matched))
         if observer := self._observers.get(draft.method):
             observer.observe(view, span, sampled)
         if span.parents:
@@ -382,7 +383,6 @@ class Speculative(Autoregressive):
         return (self._always or bool(view.request.prediction_ids)) and (asked is None or asked.enabled)
 
     def _room(self, view: SequenceView) -> int:
-        """Return how many tokens a draft may have."""
         num_output = len(view.token_ids) - len(view.request.prompt_ids)
         if not num_output or not self._asks(view):  # before the first token the outputs of n > 1 are one sequence
             return 0
