@@ -23,8 +23,8 @@ TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools><tool_call>...</
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>
 {%- endfor %}<|ends|>
-{%- endfor %}{% set answers = messages | selectattr('role', 'equalto', 'tool') | list %}
-{{- '<|calls|>' if tools and not answers else '<|says|>' }}"""
+{%- endfor %}{% set outputs = messages | selectattr('role', 'equalto', 'tool') | list %}
+{{- '<|calls|>' if tools and not outputs else '<|says|>' }}"""
 
 
 def write_model(folder: Path, tokenizer: Path, tool: str, arguments: dict[str, str], sentence: str) -> None:

@@ -359,7 +359,7 @@ class Rounds {
 
   const double began_s_ = now_s();
 
-  // Of a single span beside a tape: the match whose drafts the step verifies, or 0.
+  // Beside a tape, with a single span: the match whose drafts the step verifies, or 0.
   bool looks_up_ = false;
   LookupDraft found_;
   int64_t matched_ = 0, length_ = 0;

@@ -375,7 +375,7 @@ def within(monkeypatch):
             DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(3, len(s)) for s in survivals]
         )
         monkeypatch.setattr(DraftControl, "best", lambda *_, **__: longest)
-        monkeypatch.setattr(model_drafts, "LEAST_LONGEST", 0)
+        monkeypatch.setattr(model_drafts, "MIN_LONGEST", 0)
         monkeypatch.setattr(model_drafts, "REPEATED", 1)
         monkeypatch.setattr(model_drafts, "gains_more", lambda *given, **_: given[2].num_tokens >= least)
         monkeypatch.setattr(speculative, "gains_more", lambda *_: False)

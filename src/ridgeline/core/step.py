@@ -63,9 +63,7 @@ class Span(NamedTuple):
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
     parents: tuple[int, ...] = ()  # of each optional token, an index of `token_ids`; (): each follows the one before
     num_further: int = 0  # tokens behind it that further rounds of the step may compute, as `StepPlan.rounds` has it
-    matched: int = (
-        0  # last tokens that stood before, if looked up amid a model's rounds; -1 - these if it drafted itself
-    )
+    matched: int = 0  # tokens before it that stood before, if looked up amid a model's rounds; -1 - these if it drafted
     pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property
@@ -274,8 +272,8 @@ class Rounds(NamedTuple):
     `most` rounds, the first one included; the sequences are those of the spans, in their order. No round begins behind
     one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
     `tables`, until one of `texts`, if there are some, ends in what it had before for `min_matched` tokens; or without
-    `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. Of a single text up to
-    `longest` tokens are verified there, if any, and the model goes on behind. Tokens that have a trial are followed by
+    `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. A single text has up to
+    `longest` tokens verified there, if any, and the model goes on behind. Tokens that have a trial are followed by
     such, sampled by seeds that differ by `proposal`.
     """
 

@@ -1,4 +1,4 @@
-"""What is looked up amid the rounds of a model, how far it is right, and what it takes. Kept by strategies."""
+"""Count what is looked up amid the rounds of a model, and what it takes. Called by strategies."""
 
 from collections.abc import Mapping
 

@@ -20,7 +20,7 @@ MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be tak
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
-LEAST_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
+MIN_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
 FIRST_ROUNDS = 24  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
@@ -278,7 +278,7 @@ def _watched(
     if not within:
         return rounds
     survival = control.acceptance.survival(asked[0].view.seq_id, lookups.kind(MAX_DRAFT), MAX_DRAFT)
-    longest = max(control.best(1, survival), LEAST_LONGEST)
+    longest = max(control.best(1, survival), MIN_LONGEST)
     return rounds._replace(longest=longest, limits=lookups.proposer.limits, max_s=MAX_ROUNDS_S)
 
 
