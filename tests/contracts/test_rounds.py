@@ -458,6 +458,10 @@ def test_times_of_lookups_are_not_those_of_a_models_rounds(at_most, within, tmp_
     llm.generate(prompts_of(model, 1), SamplingParams(temperature=0, max_tokens=180, ignore_eos=True), use_tqdm=False)
     several = [each for each in landed if each[0].lookups.num_steps]
     assert several
+    rows = sum(len(result.samples) for result, *_ in landed)  # of each step's first round
+    for result, *_ in landed:
+        rows += sum(span.num_tokens for span, _ in next(iter(result.further.values()), ()))
+    assert llm.engine.loop.journal.totals().num_sampled_tokens == rows
     for result, seconds, matched in several:
         assert result.lookups.num_steps == sum(each > 0 for each in matched) < result.num_rounds == 1 + len(matched)
         assert 0 < result.lookups.seconds < result.rounds_s <= seconds

@@ -274,8 +274,12 @@ class Journal:
         totals.commit_s += committing_s
         totals.render_s += rendering_s
         totals.num_steps += 1
-        totals.num_computed_tokens += (num_tokens - num_further) * result.num_rounds
-        totals.num_sampled_tokens += len(samples) * result.num_rounds
+        num_alike = (
+            result.num_rounds - result.lookups.num_steps
+        )  # the others are of one sequence, each of its own length
+        num_looked_up = result.lookups.num_drafted + result.lookups.num_steps
+        totals.num_computed_tokens += (num_tokens - num_further) * num_alike + num_looked_up
+        totals.num_sampled_tokens += len(samples) * num_alike + num_looked_up
 
     def rendered(self, seconds: float) -> None:
         """Record that what was left to render of the last step took so long."""
