@@ -27,7 +27,7 @@ _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch m
 _MAX_SAMPLED = 1 << 18  # logits that are truncated and sampled from at a time: what a core's cache holds
 _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps of a few shapes take turns
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
-_NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
+NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _BARE = ((), (), (), None, None, False, (), None)  # what a row has behind `prompt_ids` where its parameters say it all
 
 
@@ -256,7 +256,7 @@ class Sampler:
 
 
 def _sampled(seq_id: int, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
-    return SampledToken(seq_id, token_id, logprob, _NOT_FINITE if token_id == NO_TOKEN else None)
+    return SampledToken(seq_id, token_id, logprob, NOT_FINITE if token_id == NO_TOKEN else None)
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:

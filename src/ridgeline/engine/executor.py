@@ -25,11 +25,12 @@ from ridgeline.backends.step import (
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import PENDING, LookupSteps, Round, SampledToken, Span, StepPlan, StepResult
+from ridgeline.core.step import PENDING, LookupSteps, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.checking import Checked, check_tokens
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
+from ridgeline.engine.further import further_rounds
 
 _NO_LOGITS_RV = np.empty((0, 0), dtype=np.float32)  # where tokens are sampled within a step, and nobody asks for more
 
@@ -195,17 +196,10 @@ class InlineExecutor:
         result = self._sampled(plan, first, (), batch_s, built_s)
         if (num_rounds := len(ran.token_ids_RT)) == 1:
             return result
-        num_rows, matched_R = len(plan.samples), [0] * num_rounds
-        rows_R = [num_rows] * num_rounds
-        if ran.told_R is not None:
-            rows_R, matched_R = ran.told_R.T.tolist()
-        tokens_RT = [result.samples]
-        for sampled_T, count in zip(ran.sampled_RT[1:], rows_R[1:]):
-            samples = plan.samples if count == num_rows else [plan.samples[0]] * count  # of one span
-            tokens_RT.append(self._sampler.sample(StepOutput(_NO_LOGITS_RV, sampled_T[:count]), samples)[0])
-        further = _further(plan.spans, ran.token_ids_RT.tolist(), tokens_RT, matched_R)
-        drafted = [rows - 1 for rows, matched in zip(rows_R, matched_R) if matched > 0]
+        told_R = [(len(plan.samples), 0)] * num_rounds if ran.told_R is None else ran.told_R.tolist()
+        drafted = [num_rows - 1 for num_rows, matched in told_R if matched > 0]
         lookups = LookupSteps(len(drafted), sum(drafted), ran.lookup_s)
+        further = further_rounds(plan.spans, ran.token_ids_RT.tolist(), ran.sampled_RT.tolist(), told_R)
         return result._replace(further=further, num_rounds=num_rounds, rounds_s=ran.seconds, lookups=lookups)
 
     def _forget(self) -> None:
@@ -352,32 +346,3 @@ def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, 
     if ahead and isinstance(executable, Overlapping) and executable.overlaps:
         return OverlappedExecutor(executable, Sampler(), layout, clock)
     return InlineExecutor(executable, Sampler(), layout, clock)
-
-
-def _further(
-    spans: Sequence[Span],
-    token_ids_RT: Sequence[list[int]],
-    sampled_RT: Sequence[Sequence[SampledToken]],
-    matched_R: Sequence[int],
-) -> Mapping[int, Sequence[Round]]:
-    """Return the rounds behind the first by sequence, of the tokens that each verified and sampled."""
-    further: dict[int, list[Round]] = {}
-    row = 0
-    for first in spans:
-        rows, span = slice(row, row + first.num_tokens), first
-        rounds = further[first.seq_id] = list[Round]()
-        row = rows.stop
-        before_T = sampled_RT[0][rows]
-        for token_ids_T, sampled_T, matched in zip(token_ids_RT[1:], sampled_RT[1:], matched_R[1:], strict=True):
-            came = span.way(partial(_is_drafted, before_T))
-            count = len(sampled_T) if len(spans) == 1 else first.num_tokens
-            rows = slice(rows.start, rows.start + count)
-            changed = {"num_logit_rows": count, "num_optional": count - 1, "num_further": 0, "matched": matched}
-            span = first._replace(start=span.start + 1 + len(came), token_ids=token_ids_T[rows], **changed)
-            before_T = sampled_T[rows]
-            rounds.append((span, before_T))
-    return further
-
-
-def _is_drafted(sampled: Sequence[SampledToken], _: int, depth: int) -> int:
-    return sampled[depth].token_id

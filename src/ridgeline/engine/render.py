@@ -91,7 +91,7 @@ class Renderer:
     ) -> None:
         """Add a token to its output's delta, unless a stop string or an error came before it."""
         key, deltas = (request.request_id, index), rendered.deltas
-        if key in rendered.stopped or key in rendered.failed:
+        if (rendered.stopped and key in rendered.stopped) or (rendered.failed and key in rendered.failed):
             return
         if (delta := deltas.get(key)) is None:
             delta = deltas[key] = OutputDelta(*key)
