@@ -17,7 +17,7 @@ from drafting import TINY, Known, Oracle, TreeOracle, known_outputs, prompts_of,
 from planting import Pitfalls, World
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.params import StructuredOutputsParams
-from ridgeline.decoding import sampling
+from ridgeline.decoding import rejection, sampling
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.engine import batch
 from ridgeline.engine.committing import StepCommit
@@ -133,13 +133,13 @@ def every_processor_holds_for_every_row(world):
 
 def change_rows(monkeypatch, change):
     """Give the rows of a draft what `change` says of the span's first row and the tokens drafted before them."""
-    rows_along = speculative.rows_along
+    rows_along = rejection.rows_along
 
     def changed(first, drafted):
         rows = rows_along(first, drafted)
         return [rows[0], *(row._replace(**change(first, drafted[:i])) for i, row in enumerate(rows[1:], 1))]
 
-    monkeypatch.setattr(speculative, "rows_along", changed)
+    monkeypatch.setattr(rejection, "rows_along", changed)
 
 
 @PITFALLS.bug(5, "penalties do not count the draft")
