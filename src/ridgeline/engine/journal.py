@@ -274,9 +274,7 @@ class Journal:
         totals.commit_s += committing_s
         totals.render_s += rendering_s
         totals.num_steps += 1
-        num_alike = (
-            result.num_rounds - result.lookups.num_steps
-        )  # the others are of one sequence, each of its own length
+        num_alike = result.num_rounds - result.lookups.num_steps  # each lookup has rows of its own
         num_looked_up = result.lookups.num_drafted + result.lookups.num_steps
         totals.num_computed_tokens += (num_tokens - num_further) * num_alike + num_looked_up
         totals.num_sampled_tokens += len(samples) * num_alike + num_looked_up

@@ -270,7 +270,7 @@ class Speculative(Autoregressive):
         span = span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
         if self._going_on is None or num_guessed < len(draft.token_ids):
             return span
-        room = self._going_on.room[self._running.index(view)]
+        room = next(room for other, room in zip(self._running, self._going_on.room) if other is view)
         return span._replace(num_further=room - span.num_tokens)
 
     def rounds(self, spans: Sequence[Span]) -> Rounds | None:
