@@ -3,6 +3,7 @@
 import pytest
 from published_configs import QWEN3_06B
 
+from ridgeline.cost.efficiency import CACHED
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.cost.roofline import Roofline, bytes_per_weight, costs_of
 from ridgeline.program.lower import lower
@@ -16,17 +17,18 @@ PROGRAM = lower(read_spec(QWEN3_06B))
 
 
 def hardware(**changes):
-    """10 GB/s from memory and 100 GB/s from a cache of 1 MB; 1000 Gop/s in bf16, and twice of all with 2 threads."""
+    """10 GB/s from memory and 100 GB/s from a cache, 50 of 1 MiB; 1000 Gop/s in bf16, and twice of all with 2 threads."""
     values = {
         "machine": Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level="avx512bf16"),
         "probe_version": PROBE_VERSION,
         "measured_at": "2026-11-21T12:00:00+00:00",
         "stream_buffer_bytes": 2**28,
-        "cache_bytes": 10**6,
-        "cached_buffer_bytes": 10**5,
+        "cache_bytes": 2**20,
+        "cached_buffer_bytes": 2**16,
         "scalar_per_cycle": None,
         "stream_bytes_per_s": {1: _ceiling(10), 2: _ceiling(20)},
         "cached_bytes_per_s": {1: _ceiling(100), 2: _ceiling(200)},
+        "kept_bytes_per_s": {2**18: {1: _ceiling(100), 2: _ceiling(200)}, 2**20: {1: _ceiling(50), 2: _ceiling(100)}},
         "ops_per_s": {"bf16": {1: _ceiling(1000), 2: _ceiling(2000)}},
     }
     return Hardware(**values | changes)
@@ -55,10 +57,39 @@ def test_predictions_by_hand(cost, seconds, bound):
     assert (two.seconds, two.bound) == (pytest.approx(seconds / 2), bound)
 
 
-def test_a_model_that_fits_in_the_cache_stays_there():
+@pytest.mark.parametrize(
+    ("step_bytes", "giga_per_s", "where"),
+    [
+        (2**12, 100, "cache"),
+        (2**18, 100, "cache"),
+        (2**19, 75, "cache"),  # between two sizes
+        (2**20, 50, "cache"),
+        (2**20.5, 30, "cache"),
+        (2**20.5 - 1, 30, "cache"),  # sizes are told apart by eighths of an octave
+        (2**21, 10, "memory"),
+        (2**40, 10, "memory"),
+    ],
+)
+def test_a_model_is_read_as_fast_as_what_caches_keep_of_so_many_bytes(step_bytes, giga_per_s, where):
     cost = OpCost(weight_bytes=1e5)
-    assert Roofline(hardware(), 1, 10**6).predict(cost, "bf16").seconds == pytest.approx(1e-6)
-    assert Roofline(hardware(), 1, 10**6 + 1).predict(cost, "bf16").seconds == pytest.approx(1e-5)
+    for threads in (1, 2):
+        roofline = Roofline(hardware(), threads, step_bytes)
+        found = roofline.predict(cost, "bf16")
+        assert found.seconds == pytest.approx(1e5 / (giga_per_s * threads * GIGA))
+        assert found.bound == where and (roofline.where == CACHED) == (where == "cache")
+
+
+def test_a_share_of_memory_s_speed_is_memory_and_no_cache_is_slower():
+    slow = {2**20: {1: _ceiling(12), 2: _ceiling(20)}}
+    assert Roofline(hardware(kept_bytes_per_s=slow), 1, 2**20).predict(OpCost(weight_bytes=1), "bf16").bound == "memory"
+    slow = {2**20: {1: _ceiling(3), 2: _ceiling(3)}}  # somebody else had the cache
+    assert hardware(kept_bytes_per_s=slow).kept(2**20, 1) == 10 * GIGA
+
+
+def test_without_sizes_between_them_there_are_the_second_level_caches_and_memory():
+    alone = hardware(kept_bytes_per_s={})
+    assert [alone.kept(size, 1) / GIGA for size in (2**16, 2**17)] == [100, 10]
+    assert [alone.kept(size, 2) / GIGA for size in (2**17, 2**18)] == [200, 20]
 
 
 def test_unknown_peaks_leave_the_memory_bound():

@@ -52,6 +52,9 @@ class Cached:
     def cached(self, num_threads):
         return 9e10
 
+    def kept(self, num_bytes, num_threads):
+        return 9e10 if num_bytes <= self.cache_bytes else 1e10
+
 
 def pieces_of(program):
     element, narrow = ElementBytes(2, 4, 2), ElementBytes(1.1, 4, 1.1)

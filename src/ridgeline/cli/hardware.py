@@ -73,7 +73,10 @@ def _print(console: Console, hardware: "Hardware", native: "NativeModule") -> No
     with suppress(ConfigError):
         console.print(f"Cached in {cache_path(machine)}")
     cached = f"second-level cache, {hardware.cached_buffer_bytes >> 10} KiB a thread"
-    streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
+    streams = {"memory": hardware.stream_bytes_per_s}
+    kept = sorted(hardware.kept_bytes_per_s.items(), reverse=True)
+    streams |= {f"{size >> 20} MiB, again and again": by_threads for size, by_threads in kept}
+    streams[cached] = hardware.cached_bytes_per_s
     _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})
     console.print("(in brackets: 10th percentile, median and best of the readings)")
     ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
@@ -132,8 +135,8 @@ def _print_table(
     columns = [counted(count, "thread") for count in counts]
     table = new_table(console, ["", *columns, *(["ridge, op/byte"] if ridges else [])], title=title)
     for name, by_threads in rows.items():
-        giga = [[each / 1e9 for each in astuple(by_threads[count])] for count in counts]
-        cells = [f"{per_s:.1f} ({low:.1f} · {middle:.1f} · {best:.1f})" for per_s, middle, low, best in giga]
+        giga = [[each / 1e9 for each in astuple(by_threads[count])] if count in by_threads else [] for count in counts]
+        cells = ["{0:.1f} ({2:.1f} · {1:.1f} · {3:.1f})".format(*each) if each else "" for each in giga]
         ridge = ridges.get(name)
         table.add_row(name, *cells, *([] if ridge is None else [f"{ridge:.1f}"]))
     console.print()

@@ -4,6 +4,7 @@ A ceiling is the 90th percentile of repeated readings: no single lucky one, and 
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from ridgeline.cost.efficiency import Calibration, InputKind
 
 log = get_logger("hardware")
 
-PROBE_VERSION = 4  # raised when the probe measures something else: results of another version are not used
+PROBE_VERSION = 5  # raised when the probe measures something else: results of another version are not used
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8", "int4")
 CEILING_QUANTILE = 0.9
 STEADY = 0.8
+SIZES_PER_OCTAVE = 8  # of bytes that are told apart: few sizes, so that what is computed for one can be kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class Hardware:
     cached_buffer_bytes: int  # of each thread's cached stream: half of its second-level cache
     stream_bytes_per_s: ByThreads  # reading memory
     cached_bytes_per_s: ByThreads  # reading what the second-level caches hold
+    kept_bytes_per_s: Mapping[int, ByThreads]  # reading so many bytes again and again, more than those caches hold
     ops_per_s: Mapping[InputKind, ByThreads]
     scalar_per_cycle: Spread | None  # independent additions on one core; None without the native module
 
@@ -99,6 +102,19 @@ class Hardware:
     def cached(self, num_threads: int) -> float:
         """Return the bytes per second that `num_threads` threads read from their caches."""
         return _at(self.cached_bytes_per_s, num_threads)
+
+    def kept(self, num_bytes: float, num_threads: int) -> float:
+        """Return the bytes per second that `num_threads` threads read of `num_bytes` that they read again and again.
+
+        Between the sizes that were measured, on a line over their logarithms; of twice the largest, it is memory's.
+        """
+        per_s = {num_threads * self.cached_buffer_bytes: self.cached(num_threads)}
+        per_s |= {size: _at(by_threads, num_threads) for size, by_threads in self.kept_bytes_per_s.items()}
+        per_s[2 * max(per_s)] = self.stream(num_threads)
+        sizes = sorted(per_s)
+        octave = math.ceil(SIZES_PER_OCTAVE * math.log2(max(num_bytes, 1.0))) / SIZES_PER_OCTAVE
+        found = np.interp(octave, np.log2(sizes), [per_s[size] for size in sizes])
+        return max(float(found), self.stream(num_threads))
 
     def peak(self, kind: InputKind, num_threads: int) -> float | None:
         """Return the operations per second on inputs of a kind; None where they could not be measured."""
@@ -139,7 +155,10 @@ class Hardware:
     @property
     def steadiness(self) -> float:
         """The lowest median reading as a share of its ceiling."""
-        measured = (self.stream_bytes_per_s, self.cached_bytes_per_s, *self.ops_per_s.values())
+        measured = (
+            *(self.stream_bytes_per_s, self.cached_bytes_per_s),
+            *(*self.kept_bytes_per_s.values(), *self.ops_per_s.values()),
+        )
         return min(ceiling.median_per_s / ceiling.per_s for by_threads in measured for ceiling in by_threads.values())
 
 

@@ -1,8 +1,9 @@
 """Predict the time of a step by a roofline of measured hardware, op by op, beside the measured time.
 
 An op takes at least the time of reading its bytes and at least that of its arithmetic (Williams, Waterman, Patterson:
-Roofline, CACM 2009). Weights and KV entries come from memory, unless all that a step reads fits in the cache from one
-step to the next; activations come from the cache, where they were written a moment ago, unless they do not fit.
+Roofline, CACM 2009). Weights and KV entries are read as fast as so many bytes are that are read again and again: from
+memory, where caches do not keep them from one step to the next. Activations come from the cache, where they were
+written a moment ago, unless they do not fit.
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ class Prediction:
     moving_s: float = 0.0
 
 
+NOT_FROM_MEMORY = 1.25  # times as fast as memory: a share of it is still kept by a cache
+
 Ceilings = Hardware | Datasheet
 """A machine does this at most, per second: measured, or as its maker says."""
 
@@ -47,7 +50,8 @@ class Roofline:
 
     def __init__(self, hardware: Ceilings, num_threads: int, step_bytes: float) -> None:
         self._hardware, self._num_threads = hardware, num_threads
-        self._is_cached = step_bytes <= hardware.cache_bytes
+        self.read_per_s = hardware.kept(step_bytes, num_threads)
+        self._is_cached = self.read_per_s > NOT_FROM_MEMORY * hardware.stream(num_threads)
         self.where = CACHED if self._is_cached else ""  # behind the key of an efficiency: shares are of other ceilings
 
     def predict(self, cost: OpCost, inputs: InputKind) -> Prediction:
@@ -56,11 +60,11 @@ class Roofline:
         compute_s = cost.flops / peak if peak else 0.0
         memory_bytes = cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
         fits = cost.activation_bytes <= self._hardware.cache_bytes
-        from_memory = (0.0 if self._is_cached else memory_bytes) + (0.0 if fits else cost.activation_bytes)
-        memory_s = from_memory / self._hardware.stream(self._num_threads)
-        cache_s = (cost.num_bytes - from_memory) / self._hardware.cached(self._num_threads)
-        moving_s = memory_s + cache_s
-        bound: Bound = "memory" if memory_s >= cache_s else "cache"
+        at = self._hardware.cached if fits else self._hardware.stream
+        read_s, activations_s = memory_bytes / self.read_per_s, cost.activation_bytes / at(self._num_threads)
+        moving_s = read_s + activations_s
+        memory_s = (0.0 if self._is_cached else read_s) + (0.0 if fits else activations_s)
+        bound: Bound = "memory" if memory_s >= moving_s - memory_s else "cache"
         if compute_s > moving_s:
             bound = "compute"
         elif moving_s == 0:

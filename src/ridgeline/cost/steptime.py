@@ -61,7 +61,7 @@ class StepTime:
         self._pieces = _priced(program, pieces)
         self._sampling, self._program = [key_of(p) for p in pieces if not (p.ops or is_limit)], program
         self._bytes: dict[tuple[int, int], float] = {}
-        self._fixed_s: dict[tuple[int, int, bool], float] = {}
+        self._fixed_s: dict[tuple[int, int, float], float] = {}
         fitted = calibration and calibration.rest_of(pieces)
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
@@ -106,13 +106,12 @@ class StepTime:
             self._bytes[size] = _memory_bytes(self._costs(load, varying=False))
         varying = self._costs(load, varying=True)
         memory_bytes = self._bytes[size] + _memory_bytes(varying)
-        is_cached = memory_bytes <= self._ceilings.cache_bytes
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
-        if (fixed_s := self._fixed_s.get((*size, is_cached))) is None:
+        if (fixed_s := self._fixed_s.get((*size, roofline.read_per_s))) is None:
             fixed_s = self._of_pieces(self._costs(load, varying=False), roofline, load)
             sampling = 0.0, roofline.predict(sampling_cost(self._program, load), "f32").moving_s, load.num_tokens
             fixed_s += sum(self._seconds(key + roofline.where, *sampling) for key in self._sampling)
-            self._fixed_s[*size, is_cached] = fixed_s
+            self._fixed_s[*size, roofline.read_per_s] = fixed_s
         return self._of_pieces(varying, roofline, load) + fixed_s
 
     def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
