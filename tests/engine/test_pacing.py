@@ -9,7 +9,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.pacing import MAX_UNMEASURED, MIN_CHUNK_TOKENS
+from ridgeline.engine.pacing import MAX_UNMEASURED, MIN_CHUNK_TOKENS, UNBOUND_CHUNK_TOKENS
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 
@@ -72,7 +72,13 @@ def test_without_a_bound_a_step_takes_what_the_budget_has():
 
 def test_a_bound_that_cannot_be_held_still_lets_prompts_go_on():
     seconds, _, _ = run(0.001)
-    assert {round((value - BASE_S) / TOKEN_S) for value in seconds[:-1]} <= {MIN_CHUNK_TOKENS + n for n in (2, 3, 4)}
+    assert {round((value - BASE_S) / TOKEN_S) for value in seconds[:-1]} <= {UNBOUND_CHUNK_TOKENS + n for n in (2, 3, 4)}
+
+
+def test_a_bound_that_leaves_few_tokens_of_a_prompt_is_held_by_chunks_as_short():
+    seconds, _, _ = run(1.1 * (BASE_S + 10 * TOKEN_S))
+    lengths = {round((value - BASE_S) / TOKEN_S) - 2 for value in seconds[SETTLED:]}
+    assert max(seconds) <= 1.1 * 1.1 * (BASE_S + 10 * TOKEN_S) and MIN_CHUNK_TOKENS <= max(lengths) < UNBOUND_CHUNK_TOKENS
 
 
 class Machine(FakeExecutor):
@@ -137,7 +143,7 @@ def test_a_decode_never_waits_longer_than_the_bound(arrivals, base_s, row_share,
     assume(len(mixed) > SETTLED)
     for _, num_prompt, num_others, seconds in mixed[SETTLED:]:
         allowed_s = 1.1 * ratio * machine.decode_s(num_others)
-        assert seconds <= allowed_s or num_prompt <= MIN_CHUNK_TOKENS + 8
+        assert seconds <= allowed_s or num_prompt <= UNBOUND_CHUNK_TOKENS + 8
     assert all(num_prompt + num_others <= 256 for _, num_prompt, num_others, _ in mixed)
 
 

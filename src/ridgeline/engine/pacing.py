@@ -11,7 +11,8 @@ from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.step import StepPlan
 from ridgeline.engine.request import Sequence
 
-MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
+MIN_CHUNK_TOKENS = 4  # of prompts, that a bound may leave
+UNBOUND_CHUNK_TOKENS = 16  # where it leaves fewer, as decoding alone takes so long: prompts must go on
 RECENT = 40  # steps in an estimate
 LESS, MORE, LEAST = 0.8, 1.001, 0.25  # of a chunk, after a step over the aim and one within: 0.5 % are over it then
 AIM = 0.9  # of the bound: what is around a step is a part of the time between tokens
@@ -45,11 +46,12 @@ class Pacing:
         decode_s = self._decoding_s(len(running).bit_length())
         if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:
             return min(limit, len(running))
-        left_s = (self._aim_s(decode_s) - decode_s) * self._share
         token_s = self._prompt_token_s()
         if token_s == 0:
             return limit
-        return min(limit, max(len(running), num_decoding + max(MIN_CHUNK_TOKENS, int(left_s / token_s))))
+        left = (self._aim_s(decode_s) - decode_s) / token_s
+        chunk = max(int(left * self._share), MIN_CHUNK_TOKENS) if left >= MIN_CHUNK_TOKENS else UNBOUND_CHUNK_TOKENS
+        return min(limit, max(len(running), num_decoding + chunk))
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Take in what a step took, in seconds."""
