@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <atomic>
 #include <barrier>
@@ -55,6 +58,20 @@ class Buffer {
   int64_t mapped_bytes_;
 };
 
+// Keeps this thread on a core of its own, in the order in which the process may use them: threads that wait for each
+// other for moments are else woken on one core, and take turns there.
+void keep_on_core([[maybe_unused]] int thread) {
+#if defined(__linux__)
+  cpu_set_t usable, own;
+  if (sched_getaffinity(0, sizeof usable, &usable) || CPU_COUNT(&usable) == 0) return;  // more cores than a set has
+  int left = thread % CPU_COUNT(&usable), core = 0;
+  while (!CPU_ISSET(core, &usable) || left-- > 0) core++;
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  sched_setaffinity(0, sizeof own, &own);
+#endif
+}
+
 // Runs work(t) in `count` threads that start together. Throws std::system_error, before any work, if one cannot start.
 void in_threads(int count, const std::function<void(int)>& work) {
   enum { kWait, kGo, kCancel };
@@ -66,7 +83,7 @@ void in_threads(int count, const std::function<void(int)>& work) {
     for (int t = 0; t < count; t++)
       threads.emplace_back([&, t] {
         gate.wait(kWait);
-        if (gate == kGo) work(t);
+        if (gate == kGo) keep_on_core(t), work(t);
       });
   } catch (...) {
     open(kCancel);
