@@ -1,11 +1,13 @@
 """Tokens a second with drafts beside without, in pairs: by domain, batch and temperature, and outside loops.
 
 usage: python -m benchmarks.speculation --model python-9m [--speculate ngram auto] [--domains humaneval modules]
-       [--batches 1 4 16 32] [--temperatures 0 0.8] [--prompts 40] [--max-tokens 256] [--pairs 20]
+       [--batches 1 4 16 32] [--temperatures 0 0.8] [--prompts 40] [--max-tokens 256] [--pairs 20] [--cold]
 
 Two engines in one process, one with drafts and one without, complete the same batch of prompts in turns of 50 ms; every
-second pair begins with the other. Both have the prompts in the prefix cache, so that what is timed is decoding. Engines
-are opened anew before a prompt comes again: nobody has seen its output yet. A figure is the median of the ratios.
+second pair begins with the other. Both have the prompts in the prefix cache, so that what is timed is decoding; with
+`--cold` neither has a prefix cache, and time begins with the last of the first tokens: a head has seen the prompt then,
+of which it knows nothing that the cache had. Engines are opened anew before a prompt comes again: nobody has seen its
+output yet. A figure is the median of the ratios.
 
 A token is in a loop where it and those around it repeat what stood p tokens before, for at least 16 tokens and a
 whole cycle of p: small models repeat themselves, and lookup then looks better than it is. "Outside loops" are the
@@ -36,6 +38,7 @@ class SpeculationReport(Report):
 
     model: str
     options: dict[str, object]
+    cold: bool  # prompts computed in every run, where else they were cached
     max_tokens: int
     cells: list[Cell]
 
@@ -47,6 +50,7 @@ def measure(options: argparse.Namespace) -> Iterator[Cell]:
         "max_num_seqs": max(64, *(2 * batch for batch in options.batches)),
         "seed": 0,
     }
+    base |= {"enable_prefix_caching": False} if options.cold else {}
     base |= dict(options.engine or [])
     off = EngineConfig.of(options.model, **base)
     for domain in options.domains:
@@ -104,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", type=_option, nargs="*", metavar="NAME=VALUE", help="options of both engines")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HumanEval.jsonl.gz and spec_bench.jsonl")
     parser.add_argument("--unseeded", action="store_true", help="requests without a seed: drafts may be rejected")
+    parser.add_argument("--cold", action="store_true", help="compute prompts in every run, and time what comes behind")
     parser.add_argument("--cpu-time", action="store_true", help="time by the CPU time of the one thread")
     options = parser.parse_args(arguments)
     assert options.threads == 1 or not options.cpu_time, "--cpu-time sees one thread: use --threads 1"
@@ -117,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name=f"speculation-{name}",
         model=name,
         options=dict(options.engine or []),
+        cold=options.cold,
         max_tokens=options.max_tokens,
         cells=cells,
     )

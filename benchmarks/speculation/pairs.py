@@ -66,7 +66,7 @@ def run_pairs(
     number = tried = 0
     clock = time.thread_time if options.cpu_time else time.perf_counter
     while number < options.pairs and tried < 8 * options.pairs:
-        engines = [Timed(config, clock) for config in configs]
+        engines = [Timed(config, clock, decoding_alone=options.cold) for config in configs]
         for start in range(0, max(len(prompts) - batch + 1, 1), batch):
             if number == options.pairs:
                 return
@@ -78,11 +78,11 @@ def run_pairs(
             ]
             tried += 1
             before = engines[1].drafts()
-            for engine in engines:
+            for engine in () if options.cold else engines:
                 engine.run(chosen, one)  # the prompts are in the cache now
             order = 1 if number % 2 == 0 else -1
             off, on = in_slices(engines[::order], chosen, params)[::order]
-            if sum(len(output.token_ids) for output in off.outputs) < MIN_TOKENS * batch:
+            if sum(len(output.token_ids) - output.num_before for output in off.outputs) < MIN_TOKENS * batch:
                 continue
             yield Pair(off, on, _since(before, engines[1].drafts()))
             number += 1

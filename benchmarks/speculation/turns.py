@@ -23,11 +23,12 @@ class Output:
 
     token_ids: list[int] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
+    num_before: int = 0  # tokens that came before the time that counts
 
     def outside_loops(self) -> tuple[int, float]:
         """Return how many tokens are outside loops, and their seconds."""
-        inside = in_loops(self.token_ids)
-        times = [seconds for seconds, loops in zip(self.token_s, inside, strict=True) if not loops]
+        timed = list(zip(self.token_s, in_loops(self.token_ids), strict=True))[self.num_before :]
+        times = [seconds for seconds, loops in timed if not loops]
         return len(times), sum(times)
 
 
@@ -40,7 +41,7 @@ class Turn:
 
     @property
     def rate(self) -> float:
-        return sum(len(output.token_ids) for output in self.outputs) / self.seconds
+        return sum(len(output.token_ids) - output.num_before for output in self.outputs) / self.seconds
 
     @property
     def rate_outside_loops(self) -> float | None:
@@ -50,9 +51,14 @@ class Turn:
 
 
 class Timed:
-    """An engine whose tokens are timed as they are delivered, by the clock that it decides by."""
+    """An engine whose tokens are timed as they are delivered, by the clock that it decides by.
 
-    def __init__(self, config: EngineConfig, clock: Clock = time.perf_counter) -> None:
+    With `decoding_alone` time begins when each output has its first token.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock = time.perf_counter, *, decoding_alone: bool = False) -> None:
+        self._decoding_alone = decoding_alone
+        self._waits_for_first = False
         self.outputs: dict[str, Output] = {}
         self._unfinished = 0
         self._last_s: dict[str, float] = {}
@@ -71,7 +77,7 @@ class Timed:
         requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         self.outputs = {request.request_id: Output() for request in requests}
         self._unfinished = len(requests)
-        self._began_s = self._now()
+        self._began_s, self._waits_for_first = self._now(), self._decoding_alone
         self._last_s = dict.fromkeys(self.outputs, self._began_s)
         for request in requests:
             engine.loop.submit(request)
@@ -103,6 +109,10 @@ class Timed:
             if delta.finish is not None:
                 assert delta.finish.error is None, delta.finish.error
                 self._unfinished -= 1
+        if self._waits_for_first and all(output.token_ids for output in self.outputs.values()):
+            self._began_s, self._waits_for_first = now_s, False
+            for output in self.outputs.values():
+                output.num_before = len(output.token_ids)
 
     def _now(self) -> float:
         return (self._clock() if self._left_s is None else self._left_s) - self._away_s

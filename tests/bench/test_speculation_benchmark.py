@@ -121,6 +121,25 @@ def test_engines_take_turns_and_the_clock_of_who_waits_stands_still():
     assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 
+def test_time_that_counts_begins_with_the_last_first_token():
+    now_s = [0.0]
+    engine = Timed(EngineConfig.of("python-1m", num_threads=1), lambda: now_s[0], decoding_alone=True)
+    step = engine.engine.loop.step
+
+    def stepping():
+        now_s[0] += 1.0
+        return step()
+
+    engine.engine.loop.step = stepping
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (3, 12)]
+    turn = engine.run([[5, 6, 7], [8, 9, 10]], params)
+    before = [output.num_before for output in turn.outputs]
+    counted = [len(output.token_ids) - count for output, count in zip(turn.outputs, before, strict=True)]
+    assert min(before) == 1 and sum(counted) + sum(before) == 15
+    assert turn.rate == pytest.approx(sum(counted) / turn.seconds) and turn.seconds < now_s[0]
+    assert turn.rate_outside_loops is None or turn.rate_outside_loops <= 2.0
+
+
 def test_what_a_round_takes_beside_the_model_is_counted_once():
     """A step with drafts is not priced as one that computes prompts, whose rest is another."""
 

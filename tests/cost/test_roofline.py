@@ -17,7 +17,7 @@ PROGRAM = lower(read_spec(QWEN3_06B))
 
 
 def hardware(**changes):
-    """10 GB/s from memory and 100 GB/s from a cache, 50 of 1 MiB; 1000 Gop/s in bf16, and twice of all with 2 threads."""
+    """10 GB/s from memory and 100 GB/s from a cache, 50 of 1 MiB; 1000 Gop/s in bf16; twice of all with 2 threads."""
     values = {
         "machine": Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level="avx512bf16"),
         "probe_version": PROBE_VERSION,

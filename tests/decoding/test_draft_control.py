@@ -383,3 +383,20 @@ def test_steps_without_drafts_are_timed_again_by_rounds():
     assert not control.rests(1)
     control.step(1, 1, 0.9, 0.013, 0.0, 40, 0, 0.002, computed=True, round_s=0.013)
     assert control.rests(1)
+
+
+def test_who_pays_stays_awake_while_steps_without_drafts_are_timed():
+    control = DraftControl()
+    for _ in range(4):
+        control.step(1, 0, 0.0, 1.0, None)
+    for _ in range(8):
+        control.acceptance.observe(7, ANY, 2, 2)
+    control.peek(7, [0.9, 0.8], 1, 64, 0)
+    while not control.rests(1):
+        control.step(1, 2, 1.5, 1.2, 0.0, computed=True)
+    assert not control.tries(1, 8, 0, ANY), "nothing is to be learnt of it so soon"
+    for _ in range(2):  # the first one is behind drafts
+        control.step(1, 0, 0.0, 1.0, None)
+    assert not control.rests(1)
+    control.step(1, 0, 0.0, 1.0, 0.0)  # no draft paid
+    assert control.rests(1) and not control.tries(1, 8, 0, ANY) and control.rests(1)

@@ -114,8 +114,9 @@ class DraftControl:
         at rest is as long as the trial."""
         is_due = num_steps * PURSE_SHARE >= TRIAL_TAKES + self._catch_up_takes(lag)
         is_due = is_due or self.acceptance.is_new(kind)
-        self._awake = is_due and self._can_pay(num_decodes, lag)
-        return self._awake
+        tries = is_due and self._can_pay(num_decodes, lag)
+        self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
+        return tries
 
     def _can_pay(self, num_decodes: int, lag: int) -> bool:
         """Tell whether the purse has what catching up takes."""

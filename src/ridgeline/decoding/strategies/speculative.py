@@ -159,7 +159,7 @@ class Speculative(Autoregressive):
         self._is_computed = False
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
-            if was_plain and nap > 0:
+            if was_plain and nap > 0 and control.times.knows(count, 0):
                 window.stop()
             self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
         elif not rests and (budget := room_for_drafts(running, room)) > 0:
