@@ -90,6 +90,26 @@ def test_texts_that_are_equal_but_for_their_first_token_share_nothing_of_a_head(
 
 
 @pytest.mark.parametrize("name", HEADS)
+def test_a_head_has_of_a_prefix_what_it_computed_for_another_text(name, target, tmp_path):
+    """Where the model finds it in its cache, and so computes no hidden state of it again."""
+    head = HEADS[name](target)
+    llm = LLM(str(target.folder.path), **TINY, speculate=f"eagle:{head.write(tmp_path)}", **FIXED)
+    prompt = prompts_of(target, 1)[0] * 2
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    found, cache = recorded(llm), llm.engine.loop.scheduler.cache
+    for number, behind in enumerate(([], [prompt[0]], [prompt[1], prompt[0]])):
+        before = cache.stats().prefix_hit_tokens
+        llm.generate([[*prompt, *behind]], SamplingParams(temperature=0, max_tokens=9), use_tqdm=False)
+        assert cache.stats().prefix_hit_tokens > before + number
+    assert len(found) >= 9
+    assert not [drafted for token_ids, drafted in found if drafted != head.greedy(token_ids, len(drafted))]
+    check_cache(drafts := drafter_of(llm)._cache)
+    assert sum(group.cached for group in drafts.stats().groups) > 0
+    llm.update_weights(str(target.folder.path))
+    assert sum(group.cached for group in drafts.stats().groups) == 0
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_a_head_that_rests_lets_steps_overlap_and_misses_no_hidden_state(name, target, plain, tmp_path, monkeypatch):
     """Some steps at rest, planned while others are computed; then some that ask, and so on."""
     num_asked = iter(range(10**6))

@@ -201,10 +201,13 @@ class CacheManager:
             return end
         return min(group.span_end(computed, end, drafts=drafts) for group in self._groups)
 
-    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int, num_logged: int = 0) -> None:
+    def commit(
+        self, seq_id: int, token_ids: Sequence[int], num_computed: int, num_logged: int = 0, *, begins: int = 0
+    ) -> None:
         """Record that positions below `num_computed` hold the KV of `token_ids` (all known tokens of the sequence).
 
-        The last `num_logged` of them were computed in a span with drafts, of which they were accepted.
+        Position 0 is that of the token `begins`: a cache may have no entries of those before. The last `num_logged`
+        were computed in a span with drafts, of which they were accepted.
         Whole blocks are published. Where an equal one is published already the sequence switches to it and frees its
         own, so that a sequence that references a node references the whole path above it.
         """
@@ -212,7 +215,8 @@ class CacheManager:
         assert seq.computed <= num_computed <= seq.reserved, (
             f"sequence {seq_id}: commit to {num_computed} outside computed {seq.computed} .. reserved {seq.reserved}"
         )
-        assert num_computed <= len(token_ids), f"sequence {seq_id}: {num_computed} computed of {len(token_ids)} tokens"
+        known = len(token_ids) - begins
+        assert num_computed <= known, f"sequence {seq_id}: {num_computed} computed of {known} tokens"
         size = self.layout.block_size
         if num_logged != seq.num_logged:
             seq.num_logged = num_logged
@@ -221,8 +225,8 @@ class CacheManager:
         first, end = seq.computed // size, num_computed // size
         if first < end and seq.node is not None:
             for index in range(first, end):
-                tokens = tuple(token_ids[index * size : (index + 1) * size])
-                seq.node = self._publish(seq.node, tokens, seq, index, num_computed)
+                at = begins + index * size
+                seq.node = self._publish(seq.node, tuple(token_ids[at : at + size]), seq, index, num_computed)
         seq.computed = num_computed
         for group, table in zip(self._groups, seq.tables):
             group.commit(table, num_computed)

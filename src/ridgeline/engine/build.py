@@ -74,4 +74,5 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     prices = StepPrices(config, model.program, plan, loop.journal, executor.depth, clock) if is_priced else None
     executor.observer = ops = OpSeconds(clock)
     of = spec, program, sizing.layout, tokenizer
-    return Engine(info, setup, loop, executor, executable, intake, *of, ops, prices)
+    draft_cache = None if companion is None else companion.cache
+    return Engine(info, setup, loop, executor, executable, intake, *of, ops, prices, draft_cache)

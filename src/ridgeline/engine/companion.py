@@ -219,12 +219,11 @@ def _plan_head(
     source: HeadSource, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
 ) -> CompanionPlan:
     """Return the head, or the heads, that draft for `target`, with the model's options where they concern them."""
-    cache = replace(config.cache, prefix_caching=False)  # it begins anywhere in a text
     backend = replace(config.backend, pack_cache=False)  # packs are named by the model's files alone
     scheduler = config.scheduler
     if not source.fold:  # Medusa heads compute a row of each sequence
         scheduler = replace(scheduler, max_num_batched_tokens=scheduler.max_num_seqs)
-    parts = {"cache": cache, "backend": backend, "scheduler": scheduler, "speculation": SpeculationConfig()}
+    parts = {"backend": backend, "scheduler": scheduler, "speculation": SpeculationConfig()}
     own = replace(config, **parts, quantize=_quantize(config), adapters={}, max_loras=0)
     folder, tensors = replace(target.folder, name=source.path.name), partial(_tensors, source, target)
 

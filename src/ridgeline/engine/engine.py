@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.decoding.request import SLOTS
@@ -39,6 +40,7 @@ class Engine:
     tokenizer: Tokenizer | None
     ops: OpSeconds
     prices: StepPrices | None  # None: its steps are not priced
+    draft_cache: CacheManager | None  # of what drafts beside the model
 
     def load_adapter(self, number: int, name: str, folder: str) -> None:
         """Load an adapter to the place of a number that no request has; any thread. Raises as `read_adapter` does."""

@@ -30,3 +30,5 @@ def replace_weights(engine: Engine, config: EngineConfig) -> None:
         pass
     plan.replace_weights(engine.executable)
     engine.loop.scheduler.cache.reset_prefix_cache()
+    if engine.draft_cache is not None:  # a head's has what it made of the old hidden states
+        engine.draft_cache.reset_prefix_cache()

@@ -29,7 +29,7 @@ def build(companion: Companion) -> "DraftModel":
 
 
 @dataclass(slots=True)
-class _Resident:
+class Resident:
     """A sequence in the draft model's cache: positions [0, num_computed) hold its tokens, then those of `drafted`.
 
     The first of `drafted` is the newest token that was known: its logits are computed again if nothing came.
@@ -71,7 +71,7 @@ class DraftModel:
     def __init__(self, companion: Companion) -> None:
         self._companion = companion
         self._cache = companion.cache
-        self._residents: dict[int, _Resident] = {}
+        self._residents: dict[int, Resident] = {}
         self._silent: set[int] = set()  # sequences with tokens that the draft model does not have
         self._step = 0
 
@@ -132,7 +132,7 @@ class DraftModel:
         if (resident := self._residents.get(view.seq_id)) is not None:
             resident.num_computed = last.start - self._begins(view)
             resident.drafted = list(last.token_ids[: 1 if last.matched > 0 else -1])
-            self._cache.commit(view.seq_id, view.token_ids, resident.num_computed)
+            self._committed(view, resident.num_computed)
 
     def forget(self, view: SequenceView) -> None:
         self._silent.discard(view.seq_id)
@@ -162,16 +162,24 @@ class DraftModel:
 
     def _commit(self, asked: Sequence[DraftRequest], spans: Sequence[step.Span]) -> None:
         """Take in a step that has computed known tokens."""
-        by_id = {request.view.seq_id: request.view.token_ids for request in asked}
+        by_id = {request.view.seq_id: request.view for request in asked}
         for span in spans:
             resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
             resident.num_computed = final
             resident.drafted.extend(span.token_ids[final - span.start :])
-            self._cache.commit(span.seq_id, by_id[span.seq_id], final)
+            self._committed(by_id[span.seq_id], final)
+
+    def _committed(self, view: SequenceView, num_computed: int) -> None:
+        """Tell the cache that its first positions have been computed for good."""
+        self._cache.commit(view.seq_id, view.token_ids, num_computed, begins=self._begins(view))
 
     def _begins(self, view: SequenceView) -> int:
-        """Return from which token on the text is in the cache, or will be; 0 where the cache shares prefixes."""
+        """Return from which token on the text is in the cache, or will be."""
         return 0
+
+    def _salt(self, view: SequenceView) -> str:
+        """Return what has to be the same where prefixes are shared, beside the tokens in the cache."""
+        return view.request.salt
 
     def _features(self, spans: Sequence[step.Span]) -> step.Vectors | None:
         """Return what is read beside the tokens of `spans`."""
@@ -197,7 +205,7 @@ class DraftModel:
         copies.extend(copied)
         return step.Span(seq_id, start, view.token_ids[begins + start : begins + end], int(end == known))
 
-    def _resident(self, view: SequenceView, begins: int, members: set[int]) -> _Resident | None:
+    def _resident(self, view: SequenceView, begins: int, members: set[int]) -> Resident | None:
         """Return the sequence as the cache has it now, what was drafted and came about included."""
         seq_id, token_ids = view.seq_id, view.token_ids
         resident = self._residents.pop(seq_id, None)
@@ -205,12 +213,12 @@ class DraftModel:
             if seq_id in self._silent or not self._knows(view, 0):
                 return None
             text = token_ids[begins:]
-            while not self._cache.can_admit(text, view.request.salt):
+            while not self._cache.can_admit(text, self._salt(view)):
                 if not self._evict(members):
                     return None
-            cached = self._cache.admit(seq_id, text, view.request.salt)
+            cached = self._cache.admit(seq_id, text, self._salt(view))
             params = self._own_params(view.request.params)
-            self._residents[seq_id] = resident = _Resident(params, cached.num_tokens, num_checked=len(token_ids))
+            self._residents[seq_id] = resident = Resident(params, cached.num_tokens, num_checked=len(token_ids))
             return resident
         self._residents[seq_id] = resident
         if not self._knows(view, resident.num_checked):
@@ -221,7 +229,7 @@ class DraftModel:
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if right:
             resident.num_computed += right
-            self._cache.commit(seq_id, token_ids, resident.num_computed)
+            self._committed(view, resident.num_computed)
         resident.num_checked = len(token_ids)
         resident.drafted.clear()
         return resident

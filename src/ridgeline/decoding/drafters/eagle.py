@@ -1,8 +1,9 @@
 """Predict with an EAGLE head: a layer over a token and the hidden state before it (arXiv 2401.15077, 2503.01840).
 
-It drafts as a model does, over a cache of such pairs, counted from where it began to follow the sequence. What it never
-saw, as a prefix that the model had cached, is missing there and harms nothing else. Drafts go on with the head's own
-hidden states; once the true ones are there their pairs are computed again:
+It drafts as a model does, over a cache of such pairs, counted from where it began to follow the sequence. A prefix that
+the model had cached may be there from another sequence; else it is missing, as all is that the head never saw, and
+harms nothing else. Drafts go on with the head's own hidden states; once the true ones are there their pairs are
+computed again:
 
     known  a b c d | hidden  a b c | pairs  (h_a b) (h_b c) (h_c d) → e, y | drafts  (y e) → f, (y' f) → g
 """
@@ -15,7 +16,7 @@ import numpy as np
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import BlockCopy, Span, StepPlan, Vectors
 from ridgeline.decoding.drafters import Companion
-from ridgeline.decoding.drafters.draft import DraftModel
+from ridgeline.decoding.drafters.draft import DraftModel, Resident
 from ridgeline.decoding.strategy import SequenceView
 
 MAX_WAITING = 1024  # hidden states of a sequence that wait until it is drafted for; of more the latest half stays
@@ -72,6 +73,8 @@ class Eagle(DraftModel):
             if hidden is None or span.start > hidden.end:  # tokens in between were not seen
                 self._release(span.seq_id)
                 hidden = self._hidden[span.seq_id] = _Hidden(span.start, span.start, span.start)
+                if span.start and view is not None:
+                    self._share(view, hidden)
             end = min(span.end + later, view.num_computed if view is not None else span.end + later)
             if end > hidden.end:
                 parts = [taps_TW[rows] for taps_TW in taps]
@@ -96,9 +99,27 @@ class Eagle(DraftModel):
         super().forget(view)
         self._hidden.pop(view.seq_id, None)
 
+    def _share(self, view: SequenceView, hidden: _Hidden) -> None:
+        """Begin with the text if the cache has the pairs of all before the first token whose hidden state is there."""
+        end, hidden.begin = hidden.first, 0
+        text, salt = view.token_ids[1:], self._salt(view)
+        if self._knows(view, 0) and self._cache.can_admit(text, salt):
+            cached = self._cache.admit(view.seq_id, text, salt)
+            if cached.num_tokens >= end:
+                params = self._own_params(view.request.params)
+                self._residents[view.seq_id] = Resident(params, cached.num_tokens, num_checked=len(view.token_ids))
+                return
+            self._cache.release(view.seq_id)
+        hidden.begin = end
+
     def _begins(self, view: SequenceView) -> int:
         hidden = self._hidden.get(view.seq_id)
         return len(view.token_ids) if hidden is None else hidden.begin + 1
+
+    def _salt(self, view: SequenceView) -> str:
+        if self._hidden[view.seq_id].begin == 0:  # pairs have no first token, but their hidden states depend on it
+            return f"{view.request.salt} first {view.token_ids[0]}"
+        return f"{view.request.salt} sequence {view.seq_id}"
 
     def _features(self, spans: Sequence[Span]) -> Vectors:
         pairs = [(self._hidden[span.seq_id], span) for span in spans]
