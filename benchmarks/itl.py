@@ -20,6 +20,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.attacks import Server
 from benchmarks.callers import Manners, call, post
@@ -193,7 +194,7 @@ def main() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clients:
         runs = [measure(options, ratio, clients) for _ in range(options.pairs) for ratio in options.ratios]
     sizes = {"num_streams": options.streams, "num_clients": options.clients, "prompt_tokens": options.prompt}
-    report = ItlReport(name="itl", model=options.model, num_threads=options.threads, **sizes, runs=runs)
+    report = ItlReport(name="itl", model=Path(options.model).name, num_threads=options.threads, **sizes, runs=runs)
     show(report)
     save(options.out, report)
 

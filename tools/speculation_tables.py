@@ -28,7 +28,7 @@ def newest(pattern: str, key: Callable[[Cell], Key]) -> Iterator[tuple[Cell, str
     for path in sorted(RESULTS.rglob(pattern)):
         result = json.loads(path.read_text(encoding="utf-8"))
         link = f"[{result['created_utc'][:10]}]({(Path('..') / path.relative_to(ROOT)).as_posix()})"
-        for cell in result["cells"]:
+        for cell in ({**cell, "cold": result.get("cold", False)} for cell in result["cells"]):
             place = (path.parent.name, result["model"], json.dumps(result.get("options", {})), *key(cell))
             if place not in found or found[place][0] < result["created_utc"]:
                 found[place] = result["created_utc"], cell, path.parent.name, result["model"], link
@@ -38,13 +38,17 @@ def newest(pattern: str, key: Callable[[Cell], Key]) -> Iterator[tuple[Cell, str
 
 def speeds() -> str:
     """Return the table of speed-ups: drafts over none, in pairs."""
-    rows = ["| machine | model | domain | batch | T | drafts | with over without | outside loops | in loops | result |"]
-    rows.append("|---|---|---|---|---|---|---|---|---|---|")
-    found = newest("*-speculation-*.json", lambda c: _measured(c, "domain", "batch", "temperature", "speculate"))
+    rows = [
+        "| machine | model | domain | prompts | batch | T | drafts | with over without | outside | in loops | result |"
+    ]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|---|")
+    by = ("domain", "cold", "batch", "temperature", "speculate")
+    found = newest("*-speculation-*.json", lambda c: _measured(c, *by))
     for cell, machine, model, link in found:
         if "speedup" in cell:
             outside = _figure(cell["speedup_outside_loops"]) if cell["speedup_outside_loops"] else "none"
-            place = f"`{machine}` | {model} | {cell['domain']} | {cell['batch']} | {cell['temperature']:g}"
+            prompts = "computed" if cell["cold"] else "cached"
+            place = f"`{machine}` | {model} | {cell['domain']} | {prompts} | {cell['batch']} | {cell['temperature']:g}"
             in_loops = f"{100 * cell['share_in_loops']:.0f} %"
             what = f"`{cell['speculate']}` | {_figure(cell['speedup'])} | {outside} | {in_loops}"
             rows.append(f"| {place} | {what} | {link} |")
