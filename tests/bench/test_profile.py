@@ -32,7 +32,7 @@ HARDWARE = Hardware(
     cached_buffer_bytes=2**9,
     stream_bytes_per_s=CEILING,
     cached_bytes_per_s=CEILING,
-    kept_bytes_per_s={},
+    reread_bytes_per_s={},
     ops_per_s={"f32": CEILING},
     scalar_per_cycle=None,
 )

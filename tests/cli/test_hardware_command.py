@@ -35,7 +35,7 @@ def test_with_the_native_module(ridgeline):
     for streams in (found["stream_bytes_per_s"], found["cached_bytes_per_s"]):
         assert set(streams) == {str(count) for count in thread_counts(cores)}
         assert all(ceiling["per_s"] >= ceiling["median_per_s"] > 0 for ceiling in streams.values())
-    for by_threads in found["kept_bytes_per_s"].values():
+    for by_threads in found["reread_bytes_per_s"].values():
         assert set(by_threads) == {"1", str(cores)} and all(ceiling["per_s"] > 0 for ceiling in by_threads.values())
     assert set(found["ops_per_s"]) == {"f32", "bf16", "int16", "int8", "int4"}
     for kind, peaks in found["ops_per_s"].items():

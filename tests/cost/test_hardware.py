@@ -25,7 +25,7 @@ def measured(machine=MACHINE, **changes):
         "cached_buffer_bytes": 2**19,
         "stream_bytes_per_s": {1: ceiling(10e9, 9e9), 2: ceiling(20e9, 20e9), 8: ceiling(32e9, 32e9)},
         "cached_bytes_per_s": {1: ceiling(50e9, 50e9)},
-        "kept_bytes_per_s": {2**25: {1: ceiling(40e9, 40e9)}},
+        "reread_bytes_per_s": {2**25: {1: ceiling(40e9, 40e9)}},
         "ops_per_s": {"f32": {1: ceiling(100e9, 50e9), 8: ceiling(800e9, 800e9)}},
         "scalar_per_cycle": Spread(p10=3.9, median=4.0, p90=4.0),
     }

@@ -28,7 +28,7 @@ def hardware(**changes):
         "scalar_per_cycle": None,
         "stream_bytes_per_s": {1: _ceiling(10), 2: _ceiling(20)},
         "cached_bytes_per_s": {1: _ceiling(100), 2: _ceiling(200)},
-        "kept_bytes_per_s": {2**18: {1: _ceiling(100), 2: _ceiling(200)}, 2**20: {1: _ceiling(50), 2: _ceiling(100)}},
+        "reread_bytes_per_s": {2**18: {1: _ceiling(100), 2: _ceiling(200)}, 2**20: {1: _ceiling(50), 2: _ceiling(100)}},
         "ops_per_s": {"bf16": {1: _ceiling(1000), 2: _ceiling(2000)}},
     }
     return Hardware(**values | changes)
@@ -81,15 +81,17 @@ def test_a_model_is_read_as_fast_as_what_caches_keep_of_so_many_bytes(step_bytes
 
 def test_a_share_of_memory_s_speed_is_memory_and_no_cache_is_slower():
     slow = {2**20: {1: _ceiling(12), 2: _ceiling(20)}}
-    assert Roofline(hardware(kept_bytes_per_s=slow), 1, 2**20).predict(OpCost(weight_bytes=1), "bf16").bound == "memory"
+    assert (
+        Roofline(hardware(reread_bytes_per_s=slow), 1, 2**20).predict(OpCost(weight_bytes=1), "bf16").bound == "memory"
+    )
     slow = {2**20: {1: _ceiling(3), 2: _ceiling(3)}}  # somebody else had the cache
-    assert hardware(kept_bytes_per_s=slow).kept(2**20, 1) == 10 * GIGA
+    assert hardware(reread_bytes_per_s=slow).reread(2**20, 1) == 10 * GIGA
 
 
 def test_without_sizes_between_them_there_are_the_second_level_caches_and_memory():
-    alone = hardware(kept_bytes_per_s={})
-    assert [alone.kept(size, 1) / GIGA for size in (2**16, 2**17)] == [100, 10]
-    assert [alone.kept(size, 2) / GIGA for size in (2**17, 2**18)] == [200, 20]
+    alone = hardware(reread_bytes_per_s={})
+    assert [alone.reread(size, 1) / GIGA for size in (2**16, 2**17)] == [100, 10]
+    assert [alone.reread(size, 2) / GIGA for size in (2**17, 2**18)] == [200, 20]
 
 
 def test_unknown_peaks_leave_the_memory_bound():

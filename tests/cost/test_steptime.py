@@ -52,7 +52,7 @@ class Cached:
     def cached(self, num_threads):
         return 9e10
 
-    def kept(self, num_bytes, num_threads):
+    def reread(self, num_bytes, num_threads):
         return 9e10 if num_bytes <= self.cache_bytes else 1e10
 
 

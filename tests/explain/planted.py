@@ -43,7 +43,7 @@ def ceilings(native, isa=None):
         cached_buffer_bytes=2**9,
         stream_bytes_per_s={1: Ceiling.of([2e8])},
         cached_bytes_per_s={1: Ceiling.of([1e12])},
-        kept_bytes_per_s={2**22: {1: Ceiling.of([1e12])}},
+        reread_bytes_per_s={2**22: {1: Ceiling.of([1e12])}},
         ops_per_s={kind: {1: Ceiling.of([2e12])} for kind in INPUT_KINDS},
         scalar_per_cycle=None,
     )

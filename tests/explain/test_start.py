@@ -25,7 +25,7 @@ def slow_machine(native, isa) -> Hardware:
     return Hardware(
         machine=this_machine(native, isa), probe_version=PROBE_VERSION, measured_at="", stream_buffer_bytes=2**28,
         cache_bytes=2**20, cached_buffer_bytes=2**19, stream_bytes_per_s={1: Ceiling.of([2e9])},
-        cached_bytes_per_s={1: Ceiling.of([1e10])}, kept_bytes_per_s={},
+        cached_bytes_per_s={1: Ceiling.of([1e10])}, reread_bytes_per_s={},
         ops_per_s={kind: {1: Ceiling.of([1e10])} for kind in INPUT_KINDS}, scalar_per_cycle=None,
     )  # fmt: skip
 

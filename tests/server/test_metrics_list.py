@@ -423,7 +423,7 @@ def priced_hardware(machine):
     return Hardware(
         machine=machine, probe_version=PROBE_VERSION, measured_at="", stream_buffer_bytes=2**28, cache_bytes=2**20,
         cached_buffer_bytes=2**19, stream_bytes_per_s={1: Ceiling.of([2e10])},
-        cached_bytes_per_s={1: Ceiling.of([1e11])}, kept_bytes_per_s={2**20: {1: Ceiling.of([1e11])}},
+        cached_bytes_per_s={1: Ceiling.of([1e11])}, reread_bytes_per_s={2**20: {1: Ceiling.of([1e11])}},
         ops_per_s={kind: {1: Ceiling.of([1e11])} for kind in INPUT_KINDS}, scalar_per_cycle=None,
     )  # fmt: skip
 

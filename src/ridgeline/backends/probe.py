@@ -35,7 +35,7 @@ ROUNDS, REPEATS = 4, 5
 PEAK_S = 0.01
 MIN_STREAM_BYTES, MAX_STREAM_BYTES = 256 << 20, 2 << 30
 DEFAULT_CACHE_BYTES, DEFAULT_LEVEL_2_BYTES = 16 << 20, 1 << 20
-KEPT_SHARES = (8, 4, 2, 1)  # parts of the last-level cache that are read again and again
+CACHE_SHARES = (8, 4, 2, 1)  # parts of the last-level cache that are read again and again
 SCALAR_WINDOWS = 200
 MIN_MOMENT_BYTES, MAX_MOMENT_BYTES, MOMENT_S = 128 << 20, 512 << 20, 0.002
 Probe = Callable[[], Sequence[float]]
@@ -112,12 +112,12 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
     counts = thread_counts(machine.num_cores)
     ends = sorted({counts[0], counts[-1]})  # arithmetic scales with the cores: two points say it
     read = numpy_stream if module is None else partial(module.read_bandwidth, machine.isa_level)
-    kept = [size for share in KEPT_SHARES if (size := cache_bytes // share) >= 4 * machine.num_cores * cached_bytes]
+    sizes = [size for share in CACHE_SHARES if (size := cache_bytes // share) >= 4 * machine.num_cores * cached_bytes]
     probes: dict[tuple[str | int, int], Probe] = {}
     for count in counts:
         probes["stream", count] = partial(read, count, stream_bytes, REPEATS)
         probes["cached", count] = partial(read, count, count * cached_bytes, REPEATS)
-    for size, count in itertools.product(kept, ends):
+    for size, count in itertools.product(sizes, ends):
         probes[size, count] = partial(read, count, size, REPEATS)
     if module is not None:
         for kind, count in itertools.product(INPUT_KINDS, ends):
@@ -143,7 +143,7 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
         cached_buffer_bytes=cached_bytes,
         stream_bytes_per_s=found("stream"),
         cached_bytes_per_s=found("cached"),
-        kept_bytes_per_s={size: found(size) for size in kept},
+        reread_bytes_per_s={size: found(size) for size in sizes},
         ops_per_s={kind: found(kind) for kind in INPUT_KINDS} if module else {},
         scalar_per_cycle=Spread.of(scalar) if module else None,
     )

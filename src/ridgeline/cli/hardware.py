@@ -74,8 +74,8 @@ def _print(console: Console, hardware: "Hardware", native: "NativeModule") -> No
         console.print(f"Cached in {cache_path(machine)}")
     cached = f"second-level cache, {hardware.cached_buffer_bytes >> 10} KiB a thread"
     streams = {"memory": hardware.stream_bytes_per_s}
-    kept = sorted(hardware.kept_bytes_per_s.items(), reverse=True)
-    streams |= {f"{size >> 20} MiB, again and again": by_threads for size, by_threads in kept}
+    again = sorted(hardware.reread_bytes_per_s.items(), reverse=True)
+    streams |= {f"{size >> 20} MiB, again and again": by_threads for size, by_threads in again}
     streams[cached] = hardware.cached_bytes_per_s
     _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})
     console.print("(in brackets: 10th percentile, median and best of the readings)")

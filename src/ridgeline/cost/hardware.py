@@ -25,7 +25,7 @@ PROBE_VERSION = 5  # raised when the probe measures something else: results of a
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8", "int4")
 CEILING_QUANTILE = 0.9
 STEADY = 0.8
-SIZES_PER_OCTAVE = 8  # of bytes that are told apart: few sizes, so that what is computed for one can be kept
+SIZES_PER_OCTAVE = 8  # of bytes that are told apart: few sizes, so that few results are stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Hardware:
     cached_buffer_bytes: int  # of each thread's cached stream: half of its second-level cache
     stream_bytes_per_s: ByThreads  # reading memory
     cached_bytes_per_s: ByThreads  # reading what the second-level caches hold
-    kept_bytes_per_s: Mapping[int, ByThreads]  # reading so many bytes again and again, more than those caches hold
+    reread_bytes_per_s: Mapping[int, ByThreads]  # reading so many bytes again and again, more than those caches hold
     ops_per_s: Mapping[InputKind, ByThreads]
     scalar_per_cycle: Spread | None  # independent additions on one core; None without the native module
 
@@ -103,13 +103,13 @@ class Hardware:
         """Return the bytes per second that `num_threads` threads read from their caches."""
         return _at(self.cached_bytes_per_s, num_threads)
 
-    def kept(self, num_bytes: float, num_threads: int) -> float:
+    def reread(self, num_bytes: float, num_threads: int) -> float:
         """Return the bytes per second that `num_threads` threads read of `num_bytes` that they read again and again.
 
         Between the sizes that were measured, on a line over their logarithms; of twice the largest, it is memory's.
         """
         per_s = {num_threads * self.cached_buffer_bytes: self.cached(num_threads)}
-        per_s |= {size: _at(by_threads, num_threads) for size, by_threads in self.kept_bytes_per_s.items()}
+        per_s |= {size: _at(by_threads, num_threads) for size, by_threads in self.reread_bytes_per_s.items()}
         per_s[2 * max(per_s)] = self.stream(num_threads)
         sizes = sorted(per_s)
         octave = math.ceil(SIZES_PER_OCTAVE * math.log2(max(num_bytes, 1.0))) / SIZES_PER_OCTAVE
@@ -157,7 +157,7 @@ class Hardware:
         """The lowest median reading as a share of its ceiling."""
         measured = (
             *(self.stream_bytes_per_s, self.cached_bytes_per_s),
-            *(*self.kept_bytes_per_s.values(), *self.ops_per_s.values()),
+            *(*self.reread_bytes_per_s.values(), *self.ops_per_s.values()),
         )
         return min(ceiling.median_per_s / ceiling.per_s for by_threads in measured for ceiling in by_threads.values())
 

@@ -39,7 +39,7 @@ class Prediction:
     moving_s: float = 0.0
 
 
-NOT_FROM_MEMORY = 1.25  # times as fast as memory: a share of it is still kept by a cache
+NOT_FROM_MEMORY = 1.25  # times as fast as memory: part of it is still cached
 
 Ceilings = Hardware | Datasheet
 """A machine does this at most, per second: measured, or as its maker says."""
@@ -50,7 +50,7 @@ class Roofline:
 
     def __init__(self, hardware: Ceilings, num_threads: int, step_bytes: float) -> None:
         self._hardware, self._num_threads = hardware, num_threads
-        self.read_per_s = hardware.kept(step_bytes, num_threads)
+        self.read_per_s = hardware.reread(step_bytes, num_threads)
         self._is_cached = self.read_per_s > NOT_FROM_MEMORY * hardware.stream(num_threads)
         self.where = CACHED if self._is_cached else ""  # behind the key of an efficiency: shares are of other ceilings
 

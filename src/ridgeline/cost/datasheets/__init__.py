@@ -50,7 +50,7 @@ class Datasheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the bytes per second from memory: no cache is known."""
         return self.bytes_per_s
 
-    def kept(self, num_bytes: float, num_threads: int) -> float:
+    def reread(self, num_bytes: float, num_threads: int) -> float:
         """Return the bytes per second from memory: no cache is known."""
         return self.bytes_per_s
 

@@ -100,7 +100,7 @@ class Eagle(DraftModel):
         self._hidden.pop(view.seq_id, None)
 
     def _share(self, view: SequenceView, hidden: _Hidden) -> None:
-        """Begin with the text if the cache has the pairs of all before the first token whose hidden state is there."""
+        """Follow it from its start if the cache has the pairs of all before the first hidden state that is there."""
         end, hidden.begin = hidden.first, 0
         text, salt = view.token_ids[1:], self._salt(view)
         if self._knows(view, 0) and self._cache.can_admit(text, salt):
