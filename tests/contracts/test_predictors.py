@@ -37,7 +37,7 @@ MODELS = [
     ("deepseek_v3", 0), ("deepseek_v3", 6), ("deepseek_v3", 14), ("deepseek_v3", 16),
     ("qwen3_next", 1), ("qwen3_next", 8), ("qwen3_next", 19), ("qwen3_next", 43),
 ]  # fmt: skip
-FAMILIES = [("deepseek_v3", 16), ("qwen3_next", 8)]
+FAMILIES = [("deepseek_v3", 6), ("qwen3_next", 8)]
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 MTP = {"speculate": "mtp", **FIXED}
 
