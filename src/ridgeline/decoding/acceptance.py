@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-TRUST, DEAR_TRUST = 4.0, 2.0  # in what is usual; of drafts that a model computes, a wrong one of which takes long
+TRUST, DEAR_TRUST = 4.0, 1.75  # in what is usual; of drafts that a model computes, a wrong one of which takes long
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
