@@ -20,9 +20,9 @@ using Drafter = std::tuple<Builder*, int64_t, int64_t, std::optional<Array<const
 // As of a chain, but for what the first step reads: that is written to the last array.
 template <class Builder>
 using Features = std::tuple<int, int, Builder*, int, int, Array<float, 2>>;
-// Tokens of a draft that is looked up in the text of a single span, at most, factor, least share of places, and seconds
-// from when no further round begins.
-using Lookup = std::tuple<int, double, double, double>;
+// Tokens of a draft that is looked up in the text of a single span, at most, factor, least share of places, seconds from
+// when no further round begins, and the round from which one has no drafts, or 0.
+using Lookup = std::tuple<int, double, double, double, int64_t>;
 using Tables = std::vector<std::pair<Array<const int64_t, 2>, Array<const int64_t, 1>>>;
 
 template <class Builder>
@@ -73,7 +73,7 @@ inline RoundsOptions options_of(int64_t width, int64_t block_size, const int64_t
 }
 
 template <class Builder>
-std::tuple<int64_t, int64_t, int64_t, double, double> rounds(
+std::tuple<int64_t, int64_t, int64_t, double, double, double> rounds(
     Builder& self, const Array<const int64_t, 1>& block, const Array<float, 2>& logits, int64_t block_size,
     const Drafter<Builder>& drafter, const std::optional<Features<Builder>>& features, const Tables& tables,
     const Array<const int64_t, 2>& spans, const Array<const int64_t, 2>& stops, const Array<const int64_t, 1>& hurry,
@@ -86,7 +86,7 @@ std::tuple<int64_t, int64_t, int64_t, double, double> rounds(
     RoundsDrafter own = drafter_of(drafter, features, tables, spans, step.num_spans);
     own.texts = texts;
     own.min_matched = spans.data() + 2 * step.num_spans;
-    const auto& [most, factor, min_probability, max_s] = lookup;
+    const auto& [most, factor, min_probability, max_s, plain_round] = lookup;
     own.limits = {most, factor, min_probability};
     const int64_t longest = std::max(step.num_tokens, (int64_t)most + 1);
     require(most >= 0 && (int64_t)logits.shape(0) >= longest, "a token that is looked up has a row of logits");
@@ -95,6 +95,7 @@ std::tuple<int64_t, int64_t, int64_t, double, double> rounds(
     RoundsOptions options = options_of(longest, block_size, room, stops, hurry, token_ids, sampled);
     options.proposal = proposal;
     options.max_s = max_s;
+    options.plain_round = plain_round;
     options.told = told.data();
     if (features) {
       const Array<float, 2>& taps = std::get<5>(*features);
@@ -106,7 +107,8 @@ std::tuple<int64_t, int64_t, int64_t, double, double> rounds(
     return std::get<0>(drafter)->alone([&](Tape&) {
       const WithoutGil unlocked;
       const RoundsRun run = run_rounds(tape, step, own, options);
-      return std::tuple{run.num_rounds, run.highest_slot, run.drafter_highest_slot, run.seconds, run.lookup_s};
+      return std::tuple{run.num_rounds, run.highest_slot, run.drafter_highest_slot,
+                        run.seconds,    run.lookup_s,     run.plain_s};
     });
   };
   return self.compute(block, logits, ran, trials);
@@ -141,7 +143,8 @@ void bind(nanobind::class_<Builder>& tape) {
            "sampled"_a.noconvert(), "trials"_a.none(), "proposal"_a,
            "texts"_a, "lookup"_a, "told"_a.noconvert(),
            "Runs a step that verifies drafts, and further ones, which a drafter makes drafts for: runtime/rounds.h. "
-           "Returns how many, the highest slots written in both caches, or 0, their seconds, and those of lookups.");
+           "Returns how many, the highest slots written in both caches, or 0, their seconds, those of lookups, and those "
+           "of the step without drafts.");
   tape.def("looked_up", &looked_up<Builder>, "block"_a.noconvert(), "logits"_a, "block_size"_a, "texts"_a, "factor"_a,
            "min_probability"_a, "room"_a, "stops"_a, "hurry"_a.noconvert(), "token_ids"_a.noconvert(),
            "sampled"_a.noconvert(), "taps"_a.none() = nanobind::none(),

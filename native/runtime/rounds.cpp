@@ -68,8 +68,9 @@ class Rounds {
     slots_.resize(step.groups.size());
     drafted_.resize((size_t)lengths_[0] * spans);
     if (drafter.tape) arrange_drafter();
-    if (!drafter.tape || spans > 1 || drafter.texts.empty() || !drafter.limits.max_tokens) return;
-    looks_up_ = true;
+    varies_ = drafter.tape && spans == 1;
+    if (!varies_) return;
+    looks_up_ = !drafter.texts.empty() && drafter.limits.max_tokens;
     drafted_.resize(std::max(drafted_.size(), (size_t)drafter.limits.max_tokens));
     for (int64_t t = step.num_tokens; t <= drafter.limits.max_tokens; t++) {
       tokens_.push_back(0);
@@ -89,13 +90,14 @@ class Rounds {
       done.highest_slot = std::max(done.highest_slot, step_.highest_slot());
       const double verified_s = now_s();
       verify();
+      if (is_plain_) done.plain_s = now_s() - verified_s;
       tell(done.num_rounds++);
       if (matched_) done.lookup_s += now_s() - verified_s;
       if (done.num_rounds == options_.max_rounds || ends() || !goes_on(done)) break;
       move_on();
     }
     const int64_t one = 1;
-    if (matched_) draft_behind(done, &one);  // what waits is computed
+    if (matched_ || is_plain_) draft_behind(done, &one);  // what waits is computed
     done.seconds = now_s() - began_s_;
     return done;
   }
@@ -160,15 +162,21 @@ class Rounds {
     if (!drafter_.tape) return look_up();
     const bool was_looked_up = matched_ > 0, finds = repeats();
     if (finds && !looks_up_) return false;
-    take_in(was_looked_up);
+    take_in(was_looked_up || is_plain_);
     matched_ = finds && own_tokens_.size() < kMaxPending ? found_.num_matched : 0;
+    is_plain_ = !matched_ && !was_looked_up && varies_ && options_.plain_round && !done.plain_s &&
+                done.num_rounds >= options_.plain_round;
+    Verified& span = spans_[0];
+    if (is_plain_) {
+      span.num_drafted = 0;
+      return true;
+    }
     if (!matched_) {
-      for (Verified& span : spans_) span.num_drafted = span.num_asked;
+      for (Verified& each : spans_) each.num_drafted = each.num_asked;
       if (was_looked_up) draft_behind(done, lengths_.data());
       else done.drafter_highest_slot = std::max(done.drafter_highest_slot, draft(lengths_.data()));
       return true;
     }
-    Verified& span = spans_[0];
     span.num_drafted = std::min((int64_t)found_.tokens.size(), options_.room[0] - span.gained - 1);
     std::copy_n(found_.tokens.begin(), span.num_drafted, drafted_.begin());
     return true;
@@ -231,15 +239,15 @@ class Rounds {
   }
 
   // Adds the tokens that came to what the drafter is to compute.
-  void take_in(bool was_looked_up) {
-    if (!was_looked_up) {
+  void take_in(bool waited) {
+    if (!waited) {
       for (auto* each : {&own_tokens_, &own_positions_}) each->clear();
       features_.clear();
       for (auto& slots : own_slots_) slots.clear();
     }
     for (auto* each : {&last_, &starts_, &own_lengths_, &own_ends_}) each->clear();
     own_rows_.clear();
-    for (size_t r = 0; r < order_.size(); r++) add_to_draft(r, was_looked_up);
+    for (size_t r = 0; r < order_.size(); r++) add_to_draft(r, waited);
   }
 
   // Has the drafter compute it, and draft so many tokens behind it; returns the highest slot that it writes.
@@ -263,13 +271,13 @@ class Rounds {
   }
 
   // What the drafter computes of a span: the tokens that came, but for those which it drafted and has computed.
-  void add_to_draft(size_t r, bool was_looked_up) {
+  void add_to_draft(size_t r, bool waited) {
     const Verified& span = spans_[order_[r]];
     const int64_t was = span.position - drafter_.begins[order_[r]];  // of the newest token, in the drafter's text
-    const int64_t num_computed = was_looked_up ? 0 : std::min(span.num_right, span.num_drafted - 1);
+    const int64_t num_computed = waited ? 0 : std::min(span.num_right, span.num_drafted - 1);
     const int64_t num_final = std::min(drafter_.max_final, 1 + num_computed);
     const int64_t begin = was + num_final, end = was + span.num_right + 2;
-    const int64_t start = was_looked_up ? 0 : (int64_t)own_tokens_.size();
+    const int64_t start = waited ? 0 : (int64_t)own_tokens_.size();
     for (int64_t i = num_final - 1; i <= span.num_right; i++) {
       own_tokens_.push_back(sampled_[(size_t)(span.first_row + i)]);
       own_positions_.push_back(was + i + 1);
@@ -304,8 +312,9 @@ class Rounds {
         tokens[k + 1] = std::max<int64_t>(token, 0);
         if (token >= 0 && span.num_valid == k) span.num_valid++;
       }
-      if (span.by_rejection && !matched_) add_trials(span, r);
-      for (int64_t k = 0; matched_ && k <= span.num_drafted; k++) rows_[(size_t)k].trial = nullptr;
+      const bool is_own = !matched_ && !is_plain_;
+      if (span.by_rejection && is_own) add_trials(span, r);
+      for (int64_t k = 0; !is_own && k <= span.num_drafted; k++) rows_[(size_t)k].trial = nullptr;
     }
     for (size_t s = 0; s < spans_.size(); s++) {
       Verified& span = spans_[s];
@@ -313,7 +322,7 @@ class Rounds {
       span.position += came;
       ends_[s] = end;
       for (int64_t k = 0; k <= span.num_drafted; k++) positions_[(size_t)(span.first_row + k)] = span.position + k;
-      const size_t last = looks_up_ ? rows_.size() - 1 : (size_t)(span.first_row + span.num_drafted);
+      const size_t last = varies_ ? rows_.size() - 1 : (size_t)(span.first_row + span.num_drafted);
       for (auto row = (size_t)span.first_row; row <= last; row++) rows_[row].num_output += (uint64_t)came;
       for (size_t g = 0; g < slots_.size(); g++)
         add_slots(step_.groups[g], (int64_t)s, options_.block_size, span.position, end, slots_[g]);
@@ -322,7 +331,7 @@ class Rounds {
     step_.positions = positions_.data();
     step_.kv_length = ends_.data();
     for (size_t g = 0; g < slots_.size(); g++) step_.groups[g].write_slots = slots_[g].data();
-    if (!looks_up_) return;
+    if (!varies_) return;
     length_ = step_.num_tokens = step_.num_rows = step_.num_sample_rows = 1 + spans_[0].num_drafted;
     step_.span_length = &length_;
     step_.logit_rows = indices_.data();
@@ -359,8 +368,9 @@ class Rounds {
 
   const double began_s_ = now_s();
 
-  // Beside a tape, with a single span: the match whose drafts the step verifies, or 0.
-  bool looks_up_ = false;
+  // Beside a tape, with a single span, whose drafts may be of any length: the match whose drafts the step verifies, or
+  // 0, and whether it has none at all.
+  bool varies_ = false, looks_up_ = false, is_plain_ = false;
   LookupDraft found_;
   int64_t matched_ = 0, length_ = 0;
   std::vector<int64_t> indices_;

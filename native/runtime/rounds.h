@@ -29,6 +29,7 @@ struct RoundsDrafter {
 
 struct RoundsOptions {
   int64_t max_rounds;
+  int64_t plain_round;     // from which, of a single span, one has no drafts if none are looked up: it is timed; or 0
   int64_t block_size;      // of the model's cache: the tables have blocks for all rounds
   const int64_t* room;     // [S] tokens that a span's text may gain: no round begins that could bring more
   const int64_t* stops;    // [num_stops, 2] a span, and a token that ends it: no round begins behind one
@@ -51,6 +52,7 @@ struct RoundsRun {
   int64_t num_rounds = 0, highest_slot = 0, drafter_highest_slot = 0;
   double seconds = 0;   // of all
   double lookup_s = 0;  // of the steps whose drafts were looked up beside a tape, and of what it computed behind them
+  double plain_s = 0;   // of the step that had no drafts
 };
 
 // Every token of `step` has a row of logits, and is sampled from in this order: the first of a span is known, the others

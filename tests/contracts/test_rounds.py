@@ -441,6 +441,52 @@ def test_a_drafter_has_what_was_looked_up_amid_its_rounds(drafter, at_most, with
         assert len(pairs) > 2 and all(one == other for pair in pairs for one, other in pair)
 
 
+@pytest.mark.parametrize("at", [2, 4])
+@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("drafter", ["draft", "eagle"])
+def test_a_round_without_drafts_amid_a_models_changes_no_token(drafter, options, at, at_most, tmp_path, monkeypatch):
+    """It comes amid them, or last; the drafter goes on behind it with the same drafts as where it computed all by
+    itself."""
+    model = build("llama", 3, tmp_path / "model")
+    at_most(5)
+    head = oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer.")
+    drafts = f"eagle:{head.write(tmp_path / 'head')}" if drafter == "eagle" else speculate(model, drafter, tmp_path)
+    watched = model_drafts._watched
+    monkeypatch.setattr(model_drafts, "_watched", lambda rounds, *rest: watched(rounds, *rest)._replace(plain_round=at))
+    prompt = prompts_of(model, 1)
+    for temperature in (0.0, 0.4):
+        params = SamplingParams(temperature=temperature, seed=7, max_tokens=120, ignore_eos=True)
+        plain = LLM(str(model.folder.path), **TINY | MANY | options)
+        expected = plain.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        llm, landed = LLM(str(model.folder.path), **TINY | MANY | FIXED | options, speculate=drafts), []
+        strategy = llm.engine.loop.scheduler.strategy
+        observe = strategy.observe
+
+        def observing(plan, result, seconds, landed=landed, observe=observe):
+            landed.append((plan.spans, result, seconds))
+            observe(plan, result, seconds)
+
+        strategy.observe = observing
+        tokens, stats, rounds = outcome(llm, prompt, params)
+        assert tokens == [expected] and max(rounds) == 5
+        text, compared = [*prompt[0], *expected], 0
+        for spans, result, seconds in landed:
+            behind = [span for span, _ in next(iter(result.further.values()), ())]
+            if len(behind) < at:
+                continue
+            assert [span.num_optional > 0 for span in behind] == [index != at - 1 for index in range(len(behind))]
+            assert 0 < result.plain_s < result.rounds_s <= seconds
+            assert result.drafted(seconds)[0] == len(behind)
+            for span in (*spans, *behind):
+                drafted = [each for each in span.token_ids[1:] if each >= 0]
+                if drafter == "eagle" and temperature == 0 and not options and drafted:
+                    assert drafted == head.greedy(text[: span.start + 1], len(drafted))
+                    compared += 1
+        assert compared > 10 or drafter == "draft" or temperature or options
+        each = stats[drafter]
+        assert drafter == "eagle" or each.num_accepted_tokens > 0.9 * each.num_draft_tokens  # that one is the model
+
+
 def test_times_of_lookups_are_not_those_of_a_models_rounds(at_most, within, tmp_path):
     model = build("llama", 3, tmp_path / "model")
     at_most(60)
@@ -466,8 +512,8 @@ def test_times_of_lookups_are_not_those_of_a_models_rounds(at_most, within, tmp_
         assert result.lookups.num_steps == sum(each > 0 for each in matched) < result.num_rounds == 1 + len(matched)
         assert 0 < result.lookups.seconds < result.rounds_s <= seconds
         count, round_s = result.drafted(seconds)
-        assert count == result.num_rounds - result.lookups.num_steps
-        assert round_s == pytest.approx((result.rounds_s - result.lookups.seconds) / count)
+        assert count == result.num_rounds - result.lookups.num_steps - (result.plain_s > 0)
+        assert round_s == pytest.approx((result.rounds_s - result.lookups.seconds - result.plain_s) / count)
         assert result.lookups.num_drafted == sum(
             span.num_optional for span, _ in next(iter(result.further.values())) if span.matched > 0
         )

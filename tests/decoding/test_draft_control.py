@@ -400,3 +400,51 @@ def test_who_pays_stays_awake_while_steps_without_drafts_are_timed():
     assert not control.rests(1)
     control.step(1, 0, 0.0, 1.0, 0.0)  # no draft paid
     assert control.rests(1) and not control.tries(1, 8, 0, ANY) and control.rests(1)
+
+
+def paced_times(inside=0.8):
+    """Times of a machine of which a step without drafts takes 10 ms, and `inside` of it by itself amid rounds."""
+    times = known_times()
+    for _ in range(5):
+        for _ in range(4):
+            times.paced(1, inside * 0.01)
+            times.observe(1, 2, 0.014, computed=True, count=8)
+        times.observe(1, 0, 0.01, count=8)
+    return times
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 2.0])
+def test_a_step_without_drafts_amid_rounds_says_how_fast_the_machine_is(slower):
+    times = paced_times()
+    assert times.is_paced(1) and times.plain_s(1) == pytest.approx(0.01, rel=0.05)
+    for _ in range(20):
+        times.paced(1, slower * 0.008)
+        times.observe(1, 2, slower * 0.014, computed=True, count=8)
+    assert times.plain_s(1) == pytest.approx(slower * 0.01, rel=0.05)
+    assert times.ratio(1, 2, computed=True) == pytest.approx(1.4, rel=0.05)
+
+
+def test_one_disturbed_step_amid_rounds_says_nothing():
+    times = paced_times()
+    times.paced(1, 0.08)
+    assert times.plain_s(1) == pytest.approx(0.01, rel=0.05)
+
+
+def test_behind_rounds_steps_without_drafts_alone_say_how_fast_the_machine_is():
+    """None of the rounds is the newest: those steps that nobody drafted for are."""
+    times = paced_times()
+    for _ in range(40):
+        times.observe(1, 0, 0.03, count=8)
+    assert times.plain_s(1) == pytest.approx(0.03, rel=0.05)
+
+
+def test_what_is_around_a_call_of_rounds_is_not_what_leaving_drafts_takes():
+    """The step behind it renders what it brought."""
+    control = DraftControl()
+    for _ in range(8):
+        control.step(1, 0, 0.0, 0.01, None, 8)
+    for _ in range(8):
+        control.step(1, 1, 0.8, 0.013, 0.0, 40, computed=True, round_s=0.0125)
+        control.step(1, 0, 0.0, 0.028, None)
+        control.step(1, 0, 0.0, 0.01, None, 8)
+    assert control.times.ratio(1, BETWEEN) < 1.2

@@ -28,6 +28,7 @@ from ridgeline.engine.request import (
     FinishReason,
     PromptLogprobsEvent,
     TokenEvent,
+    TokensEvent,
 )
 from ridgeline.engine.scheduler import Scheduler
 
@@ -339,6 +340,9 @@ class Driver:
             if isinstance(event, DecodeEvent):
                 gained = zip(event.seqs, event.tokens)
                 self.take([TokenEvent(s.request, s.index, token.token_id, token.logprob, False) for s, token in gained])
+                continue
+            if isinstance(event, TokensEvent):
+                self.take([TokenEvent(event.request, event.index, each, None, False) for each in event.token_ids])
                 continue
             name = event.request.request_id
             match event:

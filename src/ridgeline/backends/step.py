@@ -306,6 +306,7 @@ class RoundsOutput(NamedTuple):
     told_R: IntArray | None = None  # [R, 2]
     seconds: float = 0.0
     lookup_s: float = 0.0  # of the rounds that were looked up amid a model's
+    plain_s: float = 0.0  # of the one that had no drafts
 
 
 class Chained(NamedTuple):

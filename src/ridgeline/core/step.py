@@ -273,8 +273,9 @@ class Rounds(NamedTuple):
     one of their `stop_ids`, nor where it could bring more tokens than their `room`. A model drafts, over a cache with
     `tables`, until one of `texts`, if there are some, ends in what it had before for `min_matched` tokens; or without
     `tables` the index of each text does, with `limits` of `native/lookup/suffix_index.h`. A single text has up to
-    `longest` tokens verified there, if any, and the model goes on behind. Tokens that have a trial are followed by
-    such, sampled by seeds that differ by `proposal`.
+    `longest` tokens verified there, if any, and the model goes on behind. One round of a single sequence, from
+    `plain_round` on, has no drafts, if that is not 0: it says how fast the machine is. Tokens that have a trial are
+    followed by such, sampled by seeds that differ by `proposal`.
     """
 
     most: int
@@ -288,6 +289,7 @@ class Rounds(NamedTuple):
     limits: tuple[float, float] = (1.0, 0.0)  # factor, least share of places
     longest: int = 0
     max_s: float = 0.0  # from when no further round begins, where there is such a text
+    plain_round: int = 0
     proposal: int = 0
 
 
@@ -350,12 +352,18 @@ class StepResult(NamedTuple):
     num_rounds: int = 1  # `taps_TW` are those of the last one
     rounds_s: float = 0.0  # that they took by themselves, where there were several
     lookups: LookupSteps = LookupSteps()
+    plain_s: float = 0.0  # of the one among them that had no drafts, if there was one
+
+    @property
+    def num_alike(self) -> int:
+        """Return the number of rounds that have as many rows as the first."""
+        return self.num_rounds - self.lookups.num_steps - (self.plain_s > 0)
 
     def drafted(self, seconds: float) -> tuple[int, float]:
         """Return the number of rounds that a model drafted for, or of all where none did, and the seconds of one, of a
         step that took `seconds`."""
-        count = self.num_rounds - self.lookups.num_steps
-        return count, ((self.rounds_s or seconds) - self.lookups.seconds) / count
+        count = self.num_alike
+        return count, ((self.rounds_s or seconds) - self.lookups.seconds - self.plain_s) / count
 
 
 class DraftStats(NamedTuple):

@@ -29,6 +29,7 @@ PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
 MAX_ASKED, MAX_UNCHECKED = 16, 256  # rounds that ask, at first and at most, before steps are timed that do not
+PACED_ROUNDS = 4  # that count for one there, where a round amid them is timed that verifies nothing
 ODD_STEPS = 4  # that take much longer or shorter than usual, behind which steps without drafts are timed
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
@@ -67,6 +68,7 @@ class DraftControl:
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
     _caught_up: tuple[float, float] = (0.0, 0.0)  # plain steps that catching up took of late, for how many tokens
     _around: dict[bool, tuple[float, float, int]] = field(default_factory=dict[bool, tuple[float, float, int]])
+    _left_s: float = 0.0  # what is around the last call of rounds, which the step behind it takes too
     _plain: float = 0.0  # steps without drafts that what came of late would have taken, and how many of them it took
     _taken: float = 0.0
 
@@ -88,6 +90,11 @@ class DraftControl:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
         asks = self._awake and not self._is_empty and self._num_asked < self._max_asked
         return not asks or not self.times.knows(num_decodes, 0)
+
+    def paced(self, num_decodes: int, seconds: float) -> None:
+        """Take in what a step without drafts took amid rounds, by itself; 0 if there was none."""
+        if seconds:
+            self.times.paced(num_decodes, seconds)
 
     def looked(self, seconds: float) -> None:
         """Take in how long it took to look at a draft."""
@@ -174,11 +181,12 @@ class DraftControl:
             if self._num_asked >= self._max_asked:
                 self._max_asked = min(2 * self._max_asked, MAX_UNCHECKED)
             self._num_asked = 0
-        self._num_asked += num_steps if asked else 0
+        self._num_asked += num_steps // (PACED_ROUNDS if self.times.is_paced(num_decodes) else 1) if asked else 0
         if asked:
             self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
+        seconds = self._without_the_last(num_decodes, kind, seconds)
         rounds, begins = num_steps if extra else 1, computed and not self._drafting_s  # which takes something once
         behind_s = self._usual_s(seconds, round_s if extra else None, rounds, lag, computed=computed)
         if behind_s is not None and not begins:
@@ -206,6 +214,13 @@ class DraftControl:
         self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 
+    def _without_the_last(self, num_decodes: int, kind: int, seconds: float) -> float:
+        """Return what a step took without what it did for the call of rounds before it, whose tokens it delivers."""
+        left_s, self._left_s = self._left_s, 0.0
+        if kind != BETWEEN or not self.times.knows(num_decodes, 0):
+            return seconds
+        return max(seconds - left_s, min(seconds, self.times.plain_s(num_decodes)))
+
     def _usual_s(self, seconds: float, round_s: float | None, rounds: int, lag: int, *, computed: bool) -> float | None:
         """Return what a round of a step of usually many takes, of one of so many `rounds` with `seconds` each: what is
         around their native call is the same for one and for many. None: what catching up took is in it."""
@@ -221,6 +236,7 @@ class DraftControl:
             if computed and rounds > 1:  # calls of fewer are those that lookups and the ends of outputs cut short
                 usual = max(usual, FULL_ROUNDS)
             self._around[computed] = around_s, usual, calls + 1
+        self._left_s = around_s if rounds > 1 else 0.0
         return round_s + around_s / usual
 
     def _drafted(self, drafting_s: float, lag: int, step_s: float) -> None:

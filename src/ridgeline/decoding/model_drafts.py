@@ -21,6 +21,7 @@ MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
 MIN_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
+PLAIN_ROUND = 8  # from which one has no drafts, which says what a step without takes now, if there are twice as many
 FIRST_ROUNDS = 24  # of a step whose drafts are of another length than any before
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
@@ -169,6 +170,8 @@ class ModelDrafts:
         try:
             least_room = WITHIN_TOKENS if control and self._within(lookups, count) else 0
             rounds = self._going_on.rounds(asked, most, least_room) if most > 1 else None
+            if rounds is not None and control is not None and count == 1 and most >= 2 * PLAIN_ROUND:
+                rounds = rounds._replace(plain_round=PLAIN_ROUND)
             return rounds and _watched(rounds, asked, guesses, lookups, control)
         except Exception:
             self.failures += 1

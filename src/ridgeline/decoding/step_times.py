@@ -12,6 +12,7 @@ TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, be
 PLAIN_WINDOWS = 5  # without drafts, of whose times the median counts
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
+PACES, MAX_OUTSIDE = 3, 3.0  # steps without drafts amid rounds, of whose times the median counts; times that, at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 
@@ -59,6 +60,9 @@ class StepTimes:
         self._level_s = 0.0
         self._plain: dict[int, _Shape] = {}  # by sequences
         self._recent_s: dict[int, deque[float]] = {}
+        self._paces_s: dict[int, deque[float]] = {}  # of steps without drafts, amid rounds
+        self._outside: dict[int, deque[float]] = {}  # times that, which such steps took with all that is around them
+        self._is_fresh = False  # whether such a step came since the last ones outside rounds
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
@@ -85,8 +89,33 @@ class StepTimes:
         for long: the median of the last ones counts, and alone says how fast the machine is."""
         recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
         recent.append(seconds)
+        if self._is_fresh and plain.is_known:
+            times = min(max(seconds / median(self._paces_s[num_decodes]), 1.0), MAX_OUTSIDE)
+            self._outside.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS)).append(times)
+            self._is_fresh = False
+            if self.is_paced(num_decodes):
+                self._follow(num_decodes)
+                return
         seconds = median(recent) if plain.is_known else seconds
         self._level_s *= 1 + LEVEL_GAIN * plain.observe(seconds / self._level_s, count, MAX_RATIO)
+
+    def paced(self, num_decodes: int, seconds: float) -> None:
+        """Take in what a step without drafts took amid rounds, by itself: in the same moment, so that the level
+        follows it."""
+        paces = self._paces_s.setdefault(num_decodes, deque(maxlen=PACES))
+        paces.append(seconds)
+        self._is_fresh = True
+        if self.is_paced(num_decodes):
+            self._follow(num_decodes)
+
+    def is_paced(self, num_decodes: int) -> bool:
+        """Tell whether steps without drafts amid rounds say what one takes."""
+        return len(self._outside.get(num_decodes, ())) >= PACES
+
+    def _follow(self, num_decodes: int) -> None:
+        """Set the level to what those amid rounds say."""
+        seconds = median(self._paces_s[num_decodes]) * median(self._outside[num_decodes])
+        self._level_s = seconds / self._plain[num_decodes].share
 
     def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
         """Tell whether steps of that shape were seen often enough."""

@@ -11,7 +11,15 @@ from ridgeline.core.step import NO_TOKEN, Round, SampledToken, Span, StepPlan, S
 from ridgeline.engine.beams import Search
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
-from ridgeline.engine.request import DecodeEvent, FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
+from ridgeline.engine.request import (
+    DecodeEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    Sequence,
+    TokenEvent,
+    TokensEvent,
+    VectorEvent,
+)
 
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
@@ -127,8 +135,9 @@ class StepCommit:
             accepted = self.scheduler.strategy.accept(seq, behind, tokens)
             if self._end_if_broken(seq, accepted.tokens, sampled):
                 return
-            num_drafted = behind.num_optional - list(behind.token_ids).count(NO_TOKEN)
-            seq.drafted.add(accepted.method, num_drafted, accepted.num_final - 1)
+            if behind.num_optional:
+                num_drafted = behind.num_optional - list(behind.token_ids).count(NO_TOKEN)
+                seq.drafted.add(accepted.method, num_drafted, accepted.num_final - 1)
             ends = self._extend(seq, accepted.tokens)
             num_final += accepted.num_final
         if num_final < span.num_tokens + span.num_further:
@@ -185,10 +194,22 @@ class StepCommit:
 
     def _extend(self, seq: Sequence, tokens: Items[SampledToken]) -> FinishReason | None:
         """Add tokens up to the one that ends the output; return why it ends, if it does."""
+        if len(tokens) > 1 and self._goes_on(seq, token_ids := [token.token_id for token in tokens]):
+            seq.token_ids += token_ids
+            self.scheduler.events.append(TokensEvent(seq.request, seq.index, token_ids))
+            return None
         for token in tokens:
             if (ends := self._append(seq, token)) is not None:
                 return ends
         return None
+
+    def _goes_on(self, seq: Sequence, token_ids: list[int]) -> bool:
+        """Tell whether none of these can end an output, which has its first token, nor has anything beside its id."""
+        request, num_known = seq.request, len(seq.token_ids) + len(token_ids)
+        if seq.grammar is not None or seq.first_token_s is None or request.params.logprobs is not None:
+            return False
+        is_short = num_known - len(request.prompt_ids) < request.max_tokens and num_known < self.max_model_len
+        return is_short and request.stop_ids.isdisjoint(token_ids)
 
     def _append(self, seq: Sequence, token: SampledToken) -> FinishReason | None:
         """Add a token; return why it ends the output, if it does."""

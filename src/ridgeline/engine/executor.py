@@ -200,7 +200,8 @@ class InlineExecutor:
         drafted = [num_rows - 1 for num_rows, matched in told_R if matched > 0]
         lookups = LookupSteps(len(drafted), sum(drafted), ran.lookup_s)
         further = further_rounds(plan.spans, ran.token_ids_RT.tolist(), ran.sampled_RT.tolist(), told_R)
-        return result._replace(further=further, num_rounds=num_rounds, rounds_s=ran.seconds, lookups=lookups)
+        result = result._replace(further=further, num_rounds=num_rounds, rounds_s=ran.seconds)
+        return result._replace(lookups=lookups, plain_s=ran.plain_s)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""

@@ -17,7 +17,8 @@ def further_rounds(
     """Return the rounds behind the first, by sequence.
 
     `told_R` has of each its number of rows, the same unless there is one span, and the match of `Span.matched`. Of
-    tokens that are not there, NO_TOKEN, none is right; a round in which one could not be sampled is the last.
+    tokens that are not there, NO_TOKEN, none is right; a round in which one could not be sampled is the last. What was
+    sampled behind the first drafted token that was wrong is left out.
     """
     further: dict[int, list[Round]] = {}
     row = 0
@@ -25,16 +26,18 @@ def further_rounds(
         seq_id, start, _, _, block, _, pooled, adapter, parents, *_ = first
         rounds = further[seq_id] = list[Round]()
         end = row + first.num_tokens
-        drafted, sampled = token_ids_RT[0][row:end], sampled_RT[0][row:end]
+        right = _num_right(token_ids_RT[0][row:end], sampled_RT[0][row:end])
         for token_ids_T, sampled_T, (num_rows, matched) in zip(
             token_ids_RT[1:], sampled_RT[1:], told_R[1:], strict=True
         ):
-            start += 1 + _num_right(drafted, sampled)
+            start += 1 + right
             end = row + (num_rows if len(spans) == 1 else first.num_tokens)
             drafted, sampled, count = token_ids_T[row:end], sampled_T[row:end], end - row
             of_rows = count, block, count - 1
             span = _new(Span, (seq_id, start, drafted, *of_rows, pooled, adapter, parents, 0, matched, 0))
-            tokens = [_new(SampledToken, (seq_id, t, None, NOT_FINITE if t < 0 else None, None)) for t in sampled]
+            right = _num_right(drafted, sampled)
+            gained = sampled[: right + 1]
+            tokens = [_new(SampledToken, (seq_id, t, None, NOT_FINITE if t < 0 else None, None)) for t in gained]
             rounds.append((span, tokens))
         row += first.num_tokens
     return further

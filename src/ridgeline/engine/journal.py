@@ -274,10 +274,9 @@ class Journal:
         totals.commit_s += committing_s
         totals.render_s += rendering_s
         totals.num_steps += 1
-        num_alike = result.num_rounds - result.lookups.num_steps  # each lookup has rows of its own
-        num_looked_up = result.lookups.num_drafted + result.lookups.num_steps
-        totals.num_computed_tokens += (num_tokens - num_further) * num_alike + num_looked_up
-        totals.num_sampled_tokens += len(samples) * num_alike + num_looked_up
+        others = result.num_rounds - result.num_alike + result.lookups.num_drafted  # each has rows of its own
+        totals.num_computed_tokens += (num_tokens - num_further) * result.num_alike + others
+        totals.num_sampled_tokens += len(samples) * result.num_alike + others
 
     def rendered(self, seconds: float) -> None:
         """Record that what was left to render of the last step took so long."""

@@ -17,6 +17,7 @@ from ridgeline.engine.request import (
     FinishReason,
     PromptLogprobsEvent,
     TokenEvent,
+    TokensEvent,
     VectorEvent,
 )
 from ridgeline.text.detokenizer import IncrementalDetokenizer
@@ -54,6 +55,8 @@ class Renderer:
                 case DecodeEvent():
                     for seq, token in zip(event.seqs, event.tokens):
                         self._token(rendered, seq.request, seq.index, token.token_id, token.logprob, ends=False)
+                case TokensEvent():
+                    self._tokens(rendered, event)
                 case TokenEvent():
                     self._token(rendered, event.request, event.index, event.token_id, event.logprob, ends=event.ends)
                 case _:
@@ -78,6 +81,22 @@ class Renderer:
         log.error("output %d of %s could not be rendered", key[1], key[0], exc_info=error)
         self._open.pop(key, None)
         return f"this output could not be rendered: {type(error).__name__}"
+
+    def _tokens(self, rendered: Rendered, event: TokensEvent) -> None:
+        """Add several tokens, at once where no stop string is looked for."""
+        request, key = event.request, (event.request.request_id, event.index)
+        detokenizer = self._open.get(key)
+        if detokenizer is None or request.params.stop or key in rendered.failed:
+            for token_id in event.token_ids:
+                self._token(rendered, request, event.index, token_id, None, ends=False)
+            return
+        if (delta := rendered.deltas.get(key)) is None:
+            delta = rendered.deltas[key] = OutputDelta(*key)
+        delta.token_ids += event.token_ids
+        try:
+            delta.text += detokenizer.feed(event.token_ids)
+        except Exception as error:
+            rendered.failed[key] = self._fault(key, error)
 
     def _token(
         self,

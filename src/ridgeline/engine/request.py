@@ -143,6 +143,15 @@ class TokenEvent:
 
 
 @dataclass(slots=True)
+class TokensEvent:
+    """Tells that output `index` of `request` got tokens of which nobody asked more than their ids, and goes on."""
+
+    request: Request
+    index: int
+    token_ids: Items[int]
+
+
+@dataclass(slots=True)
 class DecodeEvent:
     """Tells that each of `seqs` got one more token, and goes on."""
 
@@ -193,4 +202,4 @@ class Timings:
         return replace(self, tpot_s=(self.latency_s - self.ttft_s) / (num_output - 1))
 
 
-Event = DecodeEvent | TokenEvent | PromptLogprobsEvent | VectorEvent | FinishEvent
+Event = DecodeEvent | TokenEvent | TokensEvent | PromptLogprobsEvent | VectorEvent | FinishEvent

@@ -254,7 +254,12 @@ class NativeExecutable:
         matches = rounds.min_matched or [0] * len(rounds.room)
         spans_3S = np.array([rounds.begins, rounds.room, matches], dtype=np.int64)
         given = (of_drafter, features, [_table(tables) for tables in rounds.tables], spans_3S)
-        others = (step.trials, rounds.proposal, texts, (rounds.longest, *rounds.limits, rounds.max_s))
+        others = (
+            step.trials,
+            rounds.proposal,
+            texts,
+            (rounds.longest, *rounds.limits, rounds.max_s, rounds.plain_round),
+        )
         told_R = np.empty((rounds.most, 2), dtype=np.int64)
         count, highest, of_drafts, *seconds = self._tape.rounds(step.block, *rows, *given, *to, *others, told_R)
         self._warmer.stay_ahead(highest)

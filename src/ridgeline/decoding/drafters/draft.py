@@ -131,7 +131,7 @@ class DraftModel:
     def went_on(self, view: SequenceView, last: step.Span) -> None:
         if (resident := self._residents.get(view.seq_id)) is not None:
             resident.num_computed = last.start - self._begins(view)
-            resident.drafted = list(last.token_ids[: 1 if last.matched > 0 else -1])
+            resident.drafted = list(last.token_ids[: 1 if last.matched > 0 or not last.num_optional else -1])
             self._committed(view, resident.num_computed)
 
     def forget(self, view: SequenceView) -> None:

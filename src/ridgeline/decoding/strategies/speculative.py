@@ -86,7 +86,7 @@ class Speculative(Autoregressive):
         self._model = ModelDrafts(*drafter) if drafter is not None else None
         self._lookups = None if drafter is None else lookups_of(proposers)
         self._rules, self._goes_on = rules, goes_on
-        self._num_rounds = 0  # in which the drafter could have drafted
+        self._num_rounds = self._num_right = 0  # in which the drafter could draft; right tokens of this step's drafts
         self._max_draft_tokens = max_draft_tokens
         self._control = control
         self._clock = clock
@@ -96,9 +96,8 @@ class Speculative(Autoregressive):
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._running: Sequence[SequenceView] = ()  # as it was given last
         self._some_ask = False  # whether one of these is drafted for
-        self._num_right = 0  # drafted tokens of this step that were accepted
         self._going_on: Rounds | None = None  # how this step goes on by itself
-        self._landed_rounds = 1  # of the last step
+        self._landed_rounds, self._plain_s = 1, 0.0  # of the last step, and the one of them that verified nothing
         self._round_s: float | None = None  # what one of the last step with drafts took
         self._window = StepWindow()  # steps of which the control was not told
         self._asking_s: float | None = None  # of this step, where drafts were asked for
@@ -145,18 +144,20 @@ class Speculative(Autoregressive):
         now_s = self._clock()
         was_plain = window.shape is not None and self._asking_s is None and window.num_landed >= WINDOW_STEPS
         if control is not None and window.shape is not None:
-            step_s = window.step_s(now_s) - (self._lookups.tell(control, count) if self._lookups else 0.0)
+            lookup_s = self._lookups.tell(control, count) if self._lookups else 0.0
+            step_s = window.step_s(now_s) - lookup_s - self._plain_s
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             gained, num_steps = self._num_right / rounds, num_steps * rounds
+            control.paced(count, self._plain_s)
             taken = gained, step_s / rounds, asking_s, num_steps
             control.step(*window.shape, *taken, *self._behind, computed=self._is_computed, round_s=self._round_s)
             self._num_napped = 0
         window.restart(now_s)
         self._tries = self._tries and (self._asking_s is None or self._num_right > 0)  # what is right is tried again
         self._asking_s, self._num_right, self._behind, self._landed_rounds = None, 0, (0, 0.0), 1
-        self._is_computed = False
+        self._is_computed, self._plain_s = False, 0.0
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
             if was_plain and nap > 0 and control.times.knows(count, 0):
@@ -189,8 +190,7 @@ class Speculative(Autoregressive):
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
         began_s, drafts = self._clock(), dict[int, Draft]()
-        unguessed: dict[int, DraftRequest] = {}
-        guesses: dict[int, Guess] = {}
+        unguessed, guesses = dict[int, DraftRequest](), dict[int, Guess]()
         control, count, model = self._control, len(running), self._model
         if model is not None:
             model.take_in(running)
@@ -320,15 +320,15 @@ class Speculative(Autoregressive):
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         if self._drafts:
-            self._landed_rounds, self._round_s = result.drafted(seconds)
+            self._landed_rounds, self._round_s, self._plain_s = *result.drafted(seconds), result.plain_s
             if self._lookups is not None:
                 self._lookups.land(result)
         if self._model is not None:
             self._model.observe(self._running, plan, result, seconds)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
-            num_spans = len(plan.spans)
-            self._window.land((num_spans, plan.num_tokens - num_spans) if decodes else None, self._clock())
+            shape = len(plan.spans), plan.num_tokens - len(plan.spans)
+            self._window.land(shape if decodes else None, self._clock())
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.forget(view)
