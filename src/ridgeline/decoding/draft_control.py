@@ -147,7 +147,8 @@ class DraftControl:
         if self._is_promising:
             self._peeked[seq_id] = survival
             if self._can_pay(num_decodes, lag or 0):
-                enters = self.times.ratio(num_decodes, BETWEEN) - 1
+                _, num_rounds, _ = self._around.get(lag is not None, (0.0, 1.0, 0))
+                enters = (self.times.ratio(num_decodes, BETWEEN) - 1) / max(num_rounds, 1.0)  # once for all of a call
                 given = list(self._peeked.values()), room, lag is not None
                 self._awake = any(self._choose(num_decodes, *given, 1.0, enters))
         grown = PEEK_STEPS if self._awake else min(max(2 * self._spacing, PEEK_STEPS), MAX_SPACING)
