@@ -29,7 +29,6 @@ struct RoundsDrafter {
 
 struct RoundsOptions {
   int64_t max_rounds;
-  int64_t plain_round;     // from which, of a single span, one has no drafts if none are looked up: it is timed; or 0
   int64_t block_size;      // of the model's cache: the tables have blocks for all rounds
   const int64_t* room;     // [S] tokens that a span's text may gain: no round begins that could bring more
   const int64_t* stops;    // [num_stops, 2] a span, and a token that ends it: no round begins behind one
@@ -46,6 +45,7 @@ struct RoundsOptions {
   // m tokens, -1 - m; or 0. Or null.
   int64_t* told;
   uint64_t proposal;       // what is other in the seeds of drafts that are verified by rejection
+  int64_t plain_round;     // from which, of a single span, one has no drafts if none are looked up: it is timed; or 0
 };
 
 struct RoundsRun {
