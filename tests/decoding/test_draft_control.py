@@ -448,3 +448,12 @@ def test_what_is_around_a_call_of_rounds_is_not_what_leaving_drafts_takes():
         control.step(1, 0, 0.0, 0.028, None)
         control.step(1, 0, 0.0, 0.01, None, 8)
     assert control.times.ratio(1, BETWEEN) < 1.2
+
+
+def test_many_that_rest_are_ignored_and_few_never():
+    control = DraftControl()
+    assert [control.ignores(count) for count in (1, 4, 15, 16, 32)] == [False, False, False, True, True]
+    for _ in range(8):
+        control.step(16, 0, 0.0, 0.01, None, 8)
+    control.step(16, 16, 12.0, 0.011, 0.0, computed=True)
+    assert not control.ignores(16), "drafts were asked for"

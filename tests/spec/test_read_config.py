@@ -81,6 +81,8 @@ PUBLISHED = {
         "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
         "pad_token_id": 0,
+        "unk_token_id": 0,
+        "_model_name_or_path": "A model of a GGUF file",
         "query_pre_attn_scalar": 224,
         "sliding_window": 4096,
         "rope_theta": 10000.0,

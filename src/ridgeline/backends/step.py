@@ -333,6 +333,15 @@ class Chaining(Executable, Protocol):
 
 
 @runtime_checkable
+class Telling(Executable, Protocol):
+    """An Executable that tells the taps of a program only where somebody listens."""
+
+    def tell_taps(self, asked: bool) -> None:
+        """Tell them from the next step on that is laid out, or no longer: at first it does. Rounds always tell them."""
+        ...
+
+
+@runtime_checkable
 class Rounding(Executable, Protocol):
     """An Executable that goes on by itself with what a drafter drafts behind the tokens that it verifies."""
 

@@ -9,7 +9,7 @@ from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
 from ridgeline.decoding.draft_control import DraftControl
-from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, RoundsDrafter, TreeDrafter
+from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, ListeningDrafter, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.lookups import Lookups
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.proposers.ngram import Ngram
@@ -17,6 +17,7 @@ from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
+IGNORING_STEPS, LISTENING_STEPS = 256, 32  # of many that rest, and of those in which hidden states are taken in
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
@@ -47,6 +48,8 @@ class ModelDrafts:
 
     def __init__(self, method: str, drafter: Drafter) -> None:
         self.method, self.drafter = method, drafter
+        self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
+        self._listens, self._num_ignored = True, 0  # to hidden states; steps of many who rest
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
@@ -56,9 +59,24 @@ class ModelDrafts:
         self._num_unseen = 0  # rows of them
         self.is_behind = False  # whether these cannot wait until somebody is drafted for
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult, seconds: float) -> None:
+    def observe(
+        self,
+        running: Sequence[SequenceView],
+        plan: StepPlan,
+        result: StepResult,
+        seconds: float,
+        control: DraftControl | None = None,
+    ) -> None:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
-        later does not tell how much of it was right. The last one of several rounds is looked at."""
+        later does not tell how much of it was right. The last one of several rounds is looked at.
+
+        Those of many sequences that rest are told in some steps alone, in which drafts may be tried."""
+        if self._listener is not None and control is not None:
+            self._num_ignored = self._num_ignored + 1 if control.ignores(len(running)) else 0
+            listens = self._num_ignored % IGNORING_STEPS <= LISTENING_STEPS
+            if listens != self._listens:
+                self._listens = listens
+                self._listener.listen(listens)
         if not plan.token_ids and plan.spans[0].num_optional:
             self.round_s = result.drafted(seconds)[1]
         taps_TW, drafted = result.taps_TW, plan.rounds is None or len(plan.rounds.tables) > 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.backends.base import Backend, BackendPlan, ModelSource
 from ridgeline.backends.select import select
-from ridgeline.backends.step import ChainEnds, Chaining, Executable, Rounding
+from ridgeline.backends.step import ChainEnds, Chaining, Executable, Rounding, Telling
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
@@ -103,7 +103,8 @@ class CompanionPlan:
         goes_on = drafts is not None and isinstance(executable, Rounding) and executable.goes_on_with(drafts, ends)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        rest = (self.branches, partial(chain, ends), self.mask_id, goes_on)
+        listen = executable.tell_taps if isinstance(executable, Telling) else None
+        rest = (self.branches, partial(chain, ends), self.mask_id, goes_on, listen)
         return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *rest)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:

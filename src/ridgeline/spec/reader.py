@@ -15,6 +15,7 @@ BOOKKEEPING = frozenset(
     [
         *("_name_or_path", "architectures", "model_type", "auto_map", "torch_dtype", "dtype", "transformers_version"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class"),  # read elsewhere
+        *("unk_token_id", "_model_name_or_path"),  # as transformers writes what it has read from a GGUF file
         *("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
         *("initializer_range", "gradient_checkpointing", "pretraining_tp", "router_aux_loss_coef"),
         *("router_jitter_noise", "unsloth_version", "unsloth_fixed"),

@@ -90,6 +90,7 @@ class NativeExecutable:
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
         self._taps_width = sum(place.width for place in self._taps)
+        self._tells_taps = True
         for place in self._taps:
             self._tape.retain(place.buffer)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
@@ -218,6 +219,9 @@ class NativeExecutable:
         """Whether steps may have several rounds: not over states that are taken back from a log."""
         return not any(group.kind == "recurrent" for group in self._layout.groups)
 
+    def tell_taps(self, asked: bool) -> None:
+        self._tells_taps = asked
+
     def goes_on_with(self, drafter: Executable, ends: ChainEnds) -> bool:
         if not isinstance(drafter, NativeExecutable) or not self.goes_on:
             return False
@@ -277,7 +281,8 @@ class NativeExecutable:
     def _laid(self, step: StepBatch) -> Started:
         """Return the step with room for its results."""
         sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
-        taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if self._taps else None
+        tells = self._taps and self._tells_taps
+        taps_TW = np.empty((len(step.token_ids_T), self._taps_width), np.float32) if tells else None
         return step, self._room(len(step.logit_rows_R)), sampled_token_ids, taps_TW
 
     def _copy_blocks(self, step: StepBatch) -> None:

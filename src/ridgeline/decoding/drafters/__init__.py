@@ -50,6 +50,7 @@ class Companion:
     chain: Chain | None = None
     mask_id: int | None = None
     goes_on: bool = False  # whether steps of the target have several rounds with what this drafts
+    listen: Callable[[bool], None] | None = None  # whether hidden states are asked for, where the target can do without
 
 
 class DraftRequest(NamedTuple):
@@ -123,6 +124,15 @@ class RoundsDrafter(Drafter, Protocol):
 
     def went_on(self, view: SequenceView, last: Span) -> None:
         """Take in that there were several rounds, of which this one was the last; what came of it is known."""
+        ...
+
+
+@runtime_checkable
+class ListeningDrafter(Drafter, Protocol):
+    """A drafter that reads the target's hidden states."""
+
+    def listen(self, asked: bool) -> None:
+        """Ask for them, or for none: where some were not told, a sequence's drafts begin anew with the next ones."""
         ...
 
 

@@ -89,6 +89,10 @@ class Eagle(DraftModel):
                 hidden.drop(end - most // 2)
                 hidden.begin = hidden.first
 
+    def listen(self, asked: bool) -> None:
+        if self._companion.listen is not None:
+            self._companion.listen(asked)
+
     def went_on(self, view: SequenceView, last: Span) -> None:
         super().went_on(view, last)
         if (hidden := self._hidden.get(view.seq_id)) is not None:

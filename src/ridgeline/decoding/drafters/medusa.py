@@ -61,6 +61,10 @@ class Medusa:
                 row = at - span.num_tokens + way[view.num_computed - shift - 1 - span.start]
                 self._hidden[span.seq_id] = view.num_computed, taps[-1][row].copy()
 
+    def listen(self, asked: bool) -> None:
+        if self._companion.listen is not None:
+            self._companion.listen(asked)
+
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         ready = [request for request in asked if self._knows(request.view)]
         if not ready:

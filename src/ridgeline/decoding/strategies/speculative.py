@@ -324,7 +324,7 @@ class Speculative(Autoregressive):
             if self._lookups is not None:
                 self._lookups.land(result)
         if self._model is not None:
-            self._model.observe(self._running, plan, result, seconds)
+            self._model.observe(self._running, plan, result, seconds, self._control)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             shape = len(plan.spans), plan.num_tokens - len(plan.spans)
