@@ -487,41 +487,6 @@ def test_a_round_without_drafts_amid_a_models_changes_no_token(drafter, options,
         assert drafter == "eagle" or each.num_accepted_tokens > 0.9 * each.num_draft_tokens  # that one is the model
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_hidden_states_that_nobody_listens_to_change_no_token(count, at_most, tmp_path, monkeypatch):
-    """For some steps they are not told: nothing is drafted, and then the drafter begins anew."""
-    model = build("llama", 3, tmp_path / "model")
-    at_most(1)  # several are always told
-    turns = cycle([False] * 12 + [True] * 9)
-    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
-    monkeypatch.setattr(
-        DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(3, len(s)) for s in survivals]
-    )
-    monkeypatch.setattr(DraftControl, "ignores", lambda *_: next(turns))
-    monkeypatch.setattr(model_drafts, "IGNORING_STEPS", 100)
-    monkeypatch.setattr(model_drafts, "LISTENING_STEPS", 0)
-    prompts, params = prompts_of(model, count), mixed_params(count)
-    params = [SamplingParams(temperature=each.temperature, seed=each.seed, max_tokens=150) for each in params]
-    expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts, params, use_tqdm=False)
-    options = TINY | MANY | {"num_speculative_tokens": 3, "draft_quantize": "none"}
-    llm, told = LLM(str(model.folder.path), **options, speculate=speculate(model, "eagle", tmp_path / "head")), []
-    observe = llm.engine.loop.scheduler.strategy.observe
-
-    def observing(plan, result, seconds):
-        told.append((result.taps_TW is not None, max(span.num_optional for span in plan.spans)))
-        observe(plan, result, seconds)
-
-    llm.engine.loop.scheduler.strategy.observe = observing
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
-    check_cache(llm.engine.loop.scheduler.cache, {})
-    tells = [each for each, _ in told]
-    silent = tells.index(False)
-    assert any(drafted for _, drafted in told[:silent]), "it drafted before"
-    again = silent + tells[silent:].index(True)
-    assert any(drafted for _, drafted in told[again:]), "and behind"
-
-
 def test_times_of_lookups_are_not_those_of_a_models_rounds(at_most, within, tmp_path):
     model = build("llama", 3, tmp_path / "model")
     at_most(60)

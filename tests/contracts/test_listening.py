@@ -1,0 +1,52 @@
+"""Hidden states that are told in some steps alone: the tokens are the same, and the drafter begins anew."""
+
+from importlib.util import find_spec
+from itertools import cycle
+
+import pytest
+from test_chains import speculate
+from tiny_models import build
+
+from cache_invariants import check_cache
+from drafting import TINY, prompts_of
+from ridgeline import LLM, SamplingParams
+from ridgeline.decoding import model_drafts
+from ridgeline.decoding.draft_control import DraftControl
+
+pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
+MANY = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), 256)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_hidden_states_that_nobody_listens_to_change_no_token(count, tmp_path, monkeypatch):
+    """For some steps they are not told: nothing is drafted, and then the drafter begins anew."""
+    model = build("llama", 3, tmp_path / "model")
+    monkeypatch.setattr(model_drafts, "MAX_ROUNDS_S", 1e-9)  # several rounds always tell them
+    turns = cycle([False] * 12 + [True] * 9)
+    monkeypatch.setattr(DraftControl, "rests", lambda *_: False)
+    monkeypatch.setattr(
+        DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(3, len(s)) for s in survivals]
+    )
+    monkeypatch.setattr(DraftControl, "ignores", lambda *_: next(turns))
+    monkeypatch.setattr(model_drafts, "IGNORING_STEPS", 100)
+    monkeypatch.setattr(model_drafts, "LISTENING_STEPS", 0)
+    prompts = prompts_of(model, count)
+    params = [SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=150) for i in range(count)]
+    expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts, params, use_tqdm=False)
+    options = TINY | MANY | {"num_speculative_tokens": 3, "draft_quantize": "none"}
+    llm, told = LLM(str(model.folder.path), **options, speculate=speculate(model, "eagle", tmp_path / "head")), []
+    observe = llm.engine.loop.scheduler.strategy.observe
+
+    def observing(plan, result, seconds):
+        told.append((result.taps_TW is not None, max(span.num_optional for span in plan.spans)))
+        observe(plan, result, seconds)
+
+    llm.engine.loop.scheduler.strategy.observe = observing
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    check_cache(llm.engine.loop.scheduler.cache, {})
+    tells = [each for each, _ in told]
+    silent = tells.index(False)
+    assert any(drafted for _, drafted in told[:silent]), "it drafted before"
+    again = silent + tells[silent:].index(True)
+    assert any(drafted for _, drafted in told[again:]), "and behind"
