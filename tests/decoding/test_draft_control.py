@@ -4,6 +4,8 @@ import random
 import statistics
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ridgeline.decoding.acceptance import Acceptance
 from ridgeline.decoding.draft_control import (
@@ -457,3 +459,50 @@ def test_many_that_rest_are_ignored_and_few_never():
         control.step(16, 0, 0.0, 0.01, None, 8)
     control.step(16, 16, 12.0, 0.011, 0.0, computed=True)
     assert not control.ignores(16), "drafts were asked for"
+
+
+def test_what_one_sequence_takes_amid_rounds_says_nothing_of_several():
+    """One decodes in rounds, and then four do without drafts."""
+    times = known_times()
+    for _ in range(8):
+        times.observe(4, 0, 0.012, count=8)
+    times.paced(1, 0.008)
+    for _ in range(8):
+        times.observe(4, 0, 0.012, count=8)
+    assert times.plain_s(4) == pytest.approx(0.012, rel=0.05) and not times.is_paced(4)
+
+
+COUNTS, CHANCES = st.sampled_from([1, 2, 3, 4, 5, 16, 18, 32]), [0.9, 0.8, 0.7, 0.6]
+USES = st.one_of(
+    st.tuples(st.just("plain"), COUNTS),
+    st.tuples(st.just("paced"), COUNTS),
+    st.tuples(st.just("rounds"), COUNTS, st.integers(1, 4), st.booleans(), st.integers(1, 40), st.integers(0, 40)),
+    st.tuples(st.just("peek"), COUNTS, st.booleans()),
+    st.tuples(st.just("asks"), COUNTS, st.booleans()),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(USES, max_size=60))
+def test_no_change_of_the_number_of_sequences_fails(uses):
+    """Whatever is known of other numbers of sequences, and whatever not of this one."""
+    control = DraftControl()
+    for use, count, *rest in uses:
+        if use == "plain":
+            control.step(count, 0, 0.0, 0.01, None, 8)
+        elif use == "paced":
+            control.paced(count, 0.008)
+        elif use == "rounds":
+            extra, computed, rounds, lag = rest
+            control.step(count, extra, 0.5, 0.013, 0.0, rounds, lag, 0.001, computed=computed, round_s=0.012)
+            control.looked_up(count, extra, 1.0, 0.012, rounds)
+        elif use == "peek":
+            control.peek(1, CHANCES, count, 64, 9 if rest[0] else None)
+            control.tries(count, 300, 9, ANY)
+        else:
+            asked = control.pays_instead(count, CHANCES, CHANCES, amid=rest[0], within=not rest[0])
+            assert asked in (True, False)
+            assert len(control.choose(count, [CHANCES] * count, 64, computed=rest[0])) == count
+            control.best(count, CHANCES, computed=rest[0])
+        assert control.rests(count) in (True, False) and control.peek_steps(count) >= 0 and control.window_steps > 0
+        assert control.worth(9, count, 10) >= 0 and control.ignores(count) in (True, False)

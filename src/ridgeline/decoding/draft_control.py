@@ -312,7 +312,7 @@ class DraftControl:
         times a step without drafts."""
         length = self._choose(num_decodes, [survival], len(survival), computed, 1.0, 0.0)[0]
         ratio = self.times.ratio(num_decodes, length, computed=computed) if length else 1.0
-        if not length or computed not in self._around:
+        if not length or computed not in self._around or not self.times.knows(num_decodes, 0):
             return length, ratio, 0.0
         around_s, usual, _ = self._around[computed]
         around = around_s / self.times.plain_s(num_decodes)

@@ -62,7 +62,7 @@ class StepTimes:
         self._recent_s: dict[int, deque[float]] = {}
         self._paces_s: dict[int, deque[float]] = {}  # of steps without drafts, amid rounds
         self._outside: dict[int, deque[float]] = {}  # times that, which such steps took with all that is around them
-        self._is_fresh = False  # whether such a step came since the last ones outside rounds
+        self._fresh: set[int] = set()  # of which there was such a step since the last ones outside rounds
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
 
@@ -89,10 +89,10 @@ class StepTimes:
         for long: the median of the last ones counts, and alone says how fast the machine is."""
         recent = self._recent_s.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS))
         recent.append(seconds)
-        if self._is_fresh and plain.is_known:
+        if num_decodes in self._fresh and plain.is_known:
             times = min(max(seconds / median(self._paces_s[num_decodes]), 1.0), MAX_OUTSIDE)
             self._outside.setdefault(num_decodes, deque(maxlen=PLAIN_WINDOWS)).append(times)
-            self._is_fresh = False
+            self._fresh.discard(num_decodes)
             if self.is_paced(num_decodes):
                 self._follow(num_decodes)
                 return
@@ -104,7 +104,7 @@ class StepTimes:
         follows it."""
         paces = self._paces_s.setdefault(num_decodes, deque(maxlen=PACES))
         paces.append(seconds)
-        self._is_fresh = True
+        self._fresh.add(num_decodes)
         if self.is_paced(num_decodes):
             self._follow(num_decodes)
 
