@@ -1,0 +1,18 @@
+"""Loads that rise and fall, with all that drafts of the bundled model: every request is served."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+
+pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
+
+
+def test_any_number_of_requests_behind_any_other():
+    llm = LLM("python-9m", speculate="auto", num_threads=1, max_num_seqs=32)
+    params = SamplingParams(temperature=0.8, max_tokens=60, ignore_eos=True)
+    for count in (4, 1, 2, 1, 1, 5, 1, 3, 16, 1, 7, 1):
+        prompts = [f"def add_{i}(a, b):\n    return a + {i}\n\n\ndef" for i in range(count)]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * count
