@@ -1,11 +1,13 @@
 """A server under everything that clients do, for as long as it is let: what grows, what stays taken, what changes.
 
-usage: python -m benchmarks.soak [--minutes 10] [--clients 12] [--kill-every 180] [--model python-1m] [--out DIR]
+usage: python -m benchmarks.soak [--minutes 10] [--clients 12] [--kill-every 180] [--model python-1m] [--speculate off]
+           [--out DIR]
 
 Clients of one seed each send what they like: streams, whole responses, several outputs, tools, schemas, adapters, bad
-requests, files and batches; they hang up, read slowly, and now and then the engine's process is killed. Once a minute
-all of them pause: then no slot, block or token may be taken, counts must agree with those of the clients, and memory,
-descriptors and threads are noted. Greedy outputs of fixed prompts must have the same tokens all along.
+requests, files and batches; they hang up, read slowly, and now and then the engine's process is killed. One of them,
+some or all are at work. Once a minute all of them pause: then no slot, block or token may be taken, counts must agree
+with those of the clients, and memory, descriptors and threads are noted. Greedy outputs of fixed prompts must have the
+same tokens all along.
 """
 
 import argparse
@@ -27,8 +29,11 @@ from benchmarks.soak_clients import FIXED, Clients, greedy
 from safetensors.numpy import save_file
 
 from ridgeline.bench.report import Report
+from ridgeline.weights.folder import ModelFolder
 
 OPTIONS = ("--deterministic", "--max-num-seqs", "16", "--kv-cache-bytes", "6000000", "--log-level", "warning")
+TIDES = (1.0, 0.0, 0.3, 0.15, 0.7)  # of the clients, that are at work beside the first, in turn
+TIDE_S = 1.5
 IDLE_S = 20.0  # in which everything must have been given back
 MAX_FRONT_BYTES_PER_MINUTE = 2 << 20  # of a server that has warmed up
 
@@ -70,6 +75,7 @@ class SoakReport(Report):
     """A whole run; slopes are of the second half, None where it has too few pauses."""
 
     model: str
+    speculate: str
     minutes: float
     num_clients: int
     requests: dict[str, int]
@@ -147,13 +153,14 @@ def engine_of(server: Server) -> int:
     return next(child for child, command in commands.items() if b"ridgeline.engine.process.child" in command)
 
 
-def write_adapter(folder: Path) -> None:
-    """Write a LoRA adapter for the bundled 1M model."""
+def write_adapter(folder: Path, model: str) -> None:
+    """Write a LoRA adapter for a model."""
     rng = np.random.default_rng(0)
     name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-    shapes = {
-        name.format(layer, factor): shape for layer in range(3) for factor, shape in (("A", (4, 128)), ("B", (128, 4)))
-    }
+    config = ModelFolder.open(model).config
+    factors = (("A", (4, config["hidden_size"])), ("B", (config["num_attention_heads"] * config["head_dim"], 4)))
+    layers = range(config["num_hidden_layers"])
+    shapes = {name.format(layer, factor): shape for layer in layers for factor, shape in factors}
     save_file(
         {key: rng.normal(0, 0.05, shape).astype(np.float32) for key, shape in shapes.items()},
         folder / "adapter_model.safetensors",
@@ -177,7 +184,8 @@ async def drive(clients: Clients, server: Server, minutes: float, num_clients: i
     while (now_s := time.monotonic() - began_s) < 60 * minutes:
         clients.go.set()
         end_s = time.monotonic() + period_s
-        while time.monotonic() < end_s:
+        while (at_s := time.monotonic()) < end_s:
+            clients.num_at_work = 1 + round(TIDES[int(at_s / TIDE_S) % len(TIDES)] * (num_clients - 1))
             await asyncio.sleep(0.1)
             if kills_s and time.monotonic() - began_s >= kills_s[0]:
                 kills_s.pop(0)
@@ -220,9 +228,10 @@ def measure(options: argparse.Namespace) -> SoakReport:
     with tempfile.TemporaryDirectory() as temporary:
         adapter, files, template = (Path(temporary) / name for name in ("adapter", "files", "chat.jinja"))
         adapter.mkdir()
-        write_adapter(adapter)
+        write_adapter(adapter, options.model)
         template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\n")
         more = ["--lora", f"adapted={adapter}", "--files", str(files), "--chat-template", str(template)]
+        more += ["--speculate", options.speculate]
         server = Server(sys.executable, options.model, *OPTIONS, *more, "--num-threads", str(options.threads))
         try:
             clients = Clients(server.port)
@@ -235,6 +244,7 @@ def measure(options: argparse.Namespace) -> SoakReport:
     return SoakReport(
         name="soak",
         model=options.model,
+        speculate=options.speculate,
         minutes=options.minutes,
         num_clients=options.clients,
         requests=dict(clients.requests),
@@ -262,6 +272,7 @@ def show(report: SoakReport) -> None:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--model", default="python-1m")
+    parser.add_argument("--speculate", default="off")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--kill-every", type=float, default=180.0, help="seconds; a server ends at 5 in 10 minutes")

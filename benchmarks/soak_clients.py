@@ -39,6 +39,7 @@ class Clients:
     killed_s: float = -DOWN_S
     num_kills: int = 0
     busy: int = 0
+    num_at_work: int = 1  # of those who work, the first ones; the others wait
     go: asyncio.Event = field(default_factory=asyncio.Event)
     ends: bool = False
 
@@ -60,6 +61,9 @@ class Clients:
         kinds += [self.schema, self.bad, self.slow, self.adapted, self.messages, self.responses, self.tokens]
         kinds += [self.batch] if number == 0 else []
         while not self.ends:
+            if number >= self.num_at_work and self.go.is_set():
+                await asyncio.sleep(0.05)
+                continue
             if not self.go.is_set():
                 await client.aclose()
                 await self.go.wait()

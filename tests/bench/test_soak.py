@@ -7,7 +7,7 @@ from benchmarks.soak_clients import Clients
 
 
 def test_a_short_soak_finds_nothing() -> None:
-    options = argparse.Namespace(model="python-1m", minutes=0.12, clients=6, kill_every=5.0, threads=1)
+    options = argparse.Namespace(model="python-1m", minutes=0.12, clients=6, kill_every=5.0, threads=1, speculate="off")
     report = soak.measure(options)
     assert report.problems == []
     assert report.num_kills == report.pauses[-1].num_restarts == 1

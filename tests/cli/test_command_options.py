@@ -115,7 +115,9 @@ def test_nothing_typed_is_the_default(command, ridgeline, arrived):
         ridgeline(*command.split(), "-m", "some-model", *(["--port", "0"] if command == "serve" else []))
     if command != "profile":
         default = EngineConfig.of("some-model")
-        assert arrived == [default.served() if command == "serve" else default]
+        served = default.served() if command == "serve" else default
+        assert arrived == [served.drafting() if command in ("serve", "generate", "chat") else served]
+        assert (arrived[0].speculation.speculate is None) == (command not in ("serve", "generate", "chat"))
         assert (arrived[0].scheduler.max_itl_ratio is None) == (command != "serve")
 
 

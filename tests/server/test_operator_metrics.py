@@ -83,7 +83,9 @@ def tight() -> Iterator[LiveServer]:
 
 def test_what_is_computed_is_what_was_asked_and_what_was_lost(tight: LiveServer) -> None:
     assert tight.metric("ridgeline_prompt_tokens_recomputed_total") == 0
-    usage = tight.complete(prompt=[[5 + i] * 40 for i in range(4)], max_tokens=250, **SAME)["usage"]  # at once: of one body
+    usage = tight.complete(prompt=[[5 + i] * 40 for i in range(4)], max_tokens=250, **SAME)[
+        "usage"
+    ]  # at once: of one body
     wanted = usage["total_tokens"] - 4 - usage["prompt_tokens_details"]["cached_tokens"]
 
     def scrape() -> Scrape:

@@ -48,7 +48,7 @@ def chat(
 
     adapter = only_adapter(config)
     template = None if chat_template is None else read_template(chat_template)
-    llm = LLM.from_config(config)
+    llm = LLM.from_config(config.drafting())
     params = sampling_params(llm, sampling, min(DEFAULT_MAX_TOKENS, max(1, llm.engine.info.max_model_len // 2)))
     opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     conversation = _Conversation(llm, params, llm.chat_template(template), opening, adapter)

@@ -65,7 +65,7 @@ def _open(config: EngineConfig, *, is_alone: bool) -> "LLM":
 
     name = config.model.model
     try:
-        return LLM.from_config(config)
+        return LLM.from_config(config.drafting())
     except MissingModelError as error:
         if not is_alone or "/" in name:
             raise

@@ -95,7 +95,7 @@ def serve(
             from ridgeline.explain.start import planned
 
             config = planned(config, settings.slos, left_open)
-        _serve(settings, config, listener, uds)
+        _serve(settings, config.drafting(), listener, uds)
 
 
 def _numbers(config: EngineConfig) -> dict[str, str | int | bool]:

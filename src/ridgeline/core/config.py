@@ -22,6 +22,7 @@ InputBits = Literal["auto", "int16", "int8"]
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 MAX_THREADS = 4096  # of the native backend's pool
 MAX_LORAS = 1024
+INTERACTIVE_SPECULATE = "auto"
 SERVED_ITL_RATIO = 3.0
 
 
@@ -215,6 +216,11 @@ class EngineConfig:
         ratio = SERVED_ITL_RATIO if self.scheduler.max_itl_ratio is None else self.scheduler.max_itl_ratio
         return replace(self, scheduler=replace(self.scheduler, max_itl_ratio=ratio))
 
+    def drafting(self) -> "EngineConfig":
+        """Return it with the default of one who waits for every token: drafts, as far as they pay."""
+        speculate = INTERACTIVE_SPECULATE if self.speculation.speculate is None else self.speculation.speculate
+        return replace(self, speculation=replace(self.speculation, speculate=speculate))
+
     @classmethod
     def of(cls, model: str, **options: object) -> "EngineConfig":
         """Build the configuration from options by their keywords, those of EngineOptions.
@@ -260,7 +266,7 @@ class EngineOptions(TypedDict, total=False):
     quantize_zero_points: bool
     quantize_inputs: InputBits
     quantize_embeddings: bool
-    speculate: str
+    speculate: str | None
     num_speculative_tokens: int | None
     adaptive_speculation: bool
     draft_sample_method: DraftSampleMethod

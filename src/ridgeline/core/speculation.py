@@ -30,10 +30,10 @@ class SpeculationConfig:
 
     PANEL: ClassVar[str] = "Speculative decoding"
 
-    speculate: str = option(
-        "off",
+    speculate: str | None = option(
+        None,
         "Draft the next tokens and verify them in one step: off, auto, or proposers separated by commas, such as ngram "
-        "or draft:MODEL.",
+        "or draft:MODEL. Default: auto in a server, generate and chat, off elsewhere.",
         metavar="NAMES",
         aka="spec_type speculative_model draft",
     )
@@ -106,7 +106,7 @@ class SpeculationConfig:
     @property
     def is_auto(self) -> bool:
         """Whether what drafts is chosen, beside what is named."""
-        return "auto" in (part.strip() for part in self.speculate.split(","))
+        return "auto" in (part.strip() for part in (self.speculate or "").split(","))
 
     @property
     def drafter(self) -> tuple[str, str] | None:
@@ -120,7 +120,7 @@ class SpeculationConfig:
 
     def _asked(self) -> list[tuple[str, str]]:
         """Return the proposers by name, each with what stands behind its colon; auto is the best that need no model."""
-        if self.speculate == "off":
+        if self.speculate is None or self.speculate == "off":
             return []
         parts = [part.strip().partition(":") for part in self.speculate.split(",")]
         left_out = (*DEAR_PROPOSERS, *(LESSER_PROPOSERS if find_spec(NATIVE) else NATIVE_PROPOSERS))

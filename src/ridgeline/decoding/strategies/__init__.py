@@ -45,7 +45,7 @@ def choose_strategy(
     kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
     if kind == "speculative" and without_rollback:
         kind = "autoregressive"
-    if config.speculation.speculate not in ("off", "auto") and kind != "speculative":
+    if config.speculation.speculate not in (None, "off", "auto") and kind != "speculative":
         why = f"{' and '.join(without_rollback)} states have no log to take drafts back"
         if kind != "autoregressive":
             why = f"this model {'embeds text' if embeds else 'fills in masks'}, so there is nothing to draft"
