@@ -16,3 +16,13 @@ def test_any_number_of_requests_behind_any_other():
         prompts = [f"def add_{i}(a, b):\n    return a + {i}\n\n\ndef" for i in range(count)]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * count
+
+
+@pytest.mark.parametrize("speculate", ["eagle", "suffix"])
+def test_tokens_of_rounds_do_not_come_together_beyond_the_bound(speculate):
+    prompt, most = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef", []
+    for max_itl_s in (None, 1e-6):
+        llm = LLM("python-9m", speculate=speculate, adaptive_speculation=False, num_threads=1, max_itl_s=max_itl_s)
+        llm.generate([prompt], SamplingParams(temperature=0, max_tokens=120, ignore_eos=True), use_tqdm=False)
+        most.append(max(llm.engine.loop.journal.steps.read()[1]["num_rounds"]))
+    assert most[0] > most[1] == 1

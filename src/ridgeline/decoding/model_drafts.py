@@ -46,8 +46,8 @@ class ModelDrafts:
     How far a draft is right is learnt by how far the text repeats itself, since small models are best at that.
     """
 
-    def __init__(self, method: str, drafter: Drafter) -> None:
-        self.method, self.drafter = method, drafter
+    def __init__(self, method: str, drafter: Drafter, max_itl_s: float | None = None) -> None:
+        self.method, self.drafter, self._max_itl_s = method, drafter, max_itl_s
         self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
         self._listens, self._num_ignored = True, 0  # to hidden states; steps of many who rest
         self.failures = 0  # in a row
@@ -182,7 +182,7 @@ class ModelDrafts:
         if self._going_on is None:
             return None
         count, times = len(asked), None if control is None else control.times
-        most = most_rounds(asked, self.round_s, times)
+        most = most_rounds(asked, self.round_s, times, self._max_itl_s)
         if times is not None and not times.knows(count, sum(each.num_tokens for each in asked), computed=True):
             most = min(most, FIRST_ROUNDS)  # they tell what one takes
         try:
@@ -190,7 +190,8 @@ class ModelDrafts:
             rounds = self._going_on.rounds(asked, most, least_room) if most > 1 else None
             if rounds is not None and control is not None and count == 1 and most >= 2 * PLAIN_ROUND:
                 rounds = rounds._replace(plain_round=PLAIN_ROUND)
-            return rounds and _watched(rounds, asked, guesses, lookups, control)
+            watched = rounds and _watched(rounds, asked, guesses, lookups, control)
+            return watched and watched._replace(max_s=min(watched.max_s, self._max_itl_s or MAX_ROUNDS_S))
         except Exception:
             self.failures += 1
             log.exception("a step that verifies drafts does not go on by itself")
@@ -239,12 +240,16 @@ def _in_a_row(
     return found, taps_TW[rows]
 
 
-def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None) -> int:
-    """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`."""
+def most_rounds(
+    asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None, max_itl_s: float | None
+) -> int:
+    """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`: no
+    more than fit between two tokens, if that is bound."""
+    max_s = min(MAX_ROUNDS_S, max_itl_s or MAX_ROUNDS_S)
     if round_s is None:
         is_known = times is not None and times.knows(len(asked), 0)
-        round_s = FIRST_TAKES * times.plain_s(len(asked)) if times is not None and is_known else MAX_ROUNDS_S
-    within = int(MAX_ROUNDS_S / max(round_s, MAX_ROUNDS_S / MAX_ROUNDS))
+        round_s = FIRST_TAKES * times.plain_s(len(asked)) if times is not None and is_known else max_s
+    within = int(max_s / max(round_s, max_s / MAX_ROUNDS))
     return min(within, *(2 * num_left(view) // (1 + num_tokens) for view, num_tokens, _ in asked))
 
 

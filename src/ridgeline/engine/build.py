@@ -17,7 +17,7 @@ from ridgeline.engine.executor import open_executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
-from ridgeline.engine.priced import OpSeconds, StepPrices
+from ridgeline.engine.priced import PRICED, OpSeconds, StepPrices
 from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
@@ -70,7 +70,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
     intake = Intake(info, tokenizer, clock, compiles_grammars=True)
-    is_priced = setup.strategy == "autoregressive" and not info.embeds
+    is_priced = setup.strategy in PRICED and not info.embeds
     prices = StepPrices(config, model.program, plan, loop.journal, executor.depth, clock) if is_priced else None
     executor.observer = ops = OpSeconds(clock)
     of = spec, program, sizing.layout, tokenizer

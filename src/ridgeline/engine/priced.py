@@ -17,7 +17,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
-from ridgeline.engine.journal import Journal, timed_steps
+from ridgeline.engine.journal import Journal, spans_of, timed_steps
 from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = get_logger("engine.priced")
 
+PRICED = ("autoregressive", "speculative")  # strategies
 PERIOD_S = 1.0
 RECENT = 64  # steps whose median is the machine's speed
 
@@ -61,7 +62,8 @@ class OpSeconds:
 class StepPrices:
     """Looks at a journal's last step but one now and then, where the machine's ceilings are known.
 
-    What a step took is known by the one behind it, and the `depth` of the executor.
+    What a step took is known by the one behind it, and the `depth` of the executor. Steps that a model drafts in are
+    passed over: what it takes is no part of the prices.
     """
 
     def __init__(
@@ -97,6 +99,10 @@ class StepPrices:
         first, spans = self._journal.spans.read(int(steps["first_span"][0]))
         if sums is None or len(steps) < 3 or first != steps["first_span"][0]:
             return
+        if self._of[0].speculation.drafter is not None:
+            told = spans_of(steps[1], spans, int(first))
+            if steps["num_rounds"][1] > 1 or (told["num_rows"] > 1).any():
+                return
         _, (asked, behind, measured_s), _ = timed_steps(steps, spans, self._depth)
         (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked, behind)
         sums.num_steps += 1

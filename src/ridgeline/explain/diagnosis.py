@@ -1,7 +1,7 @@
 """Diagnose an engine by its recording: what makes it slow, which option to change, and what that would gain.
 
 In the order of `rules.py`. A gain is a counterfactual: the recorded requests are simulated as they were and with the
-change; of an engine that drafts, gains of options are not known. Must not import torch.
+change; those of an engine that drafts without drafts, both. Must not import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Diagnosis:
         found = counted(len(self.findings), "finding") if self.findings else "nothing to change"
         how = "simulated as it was, steps take"
         if not self.is_simulated:
-            how, sure = "it drafts, and that is not simulated: no gains are known; steps are predicted to take", ""
+            how, sure = "it drafts, and gains are those without drafts; steps are predicted to take", ""
         return (
             f"{counted(self.num_steps, 'step')} of {counted(self.num_requests, 'request')}: {found} "
             f"({how} {self.match:.2f} of the measured time{sure})"
@@ -107,19 +107,19 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     else:
         match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
     evidence = Evidence(recording, setup, machine.setup.config, machine, drafts)
-    gains = None if drafts else _Gains(evidence, requests)
+    gains = _Gains(evidence, requests)
     found = [_found(rule, sign, gains) for rule in RULES if (sign := rule.look(evidence)) is not None]
     worth = [each for each in found if each.gain is None or each.gain >= FIX_GAIN]
     return Diagnosis(len(recording.steps), len(requests), match, worth, not drafts)
 
 
-def _found(rule: Rule, sign: Sign, gains: "_Gains | None") -> Finding:
+def _found(rule: Rule, sign: Sign, gains: "_Gains") -> Finding:
     gain, provenance = None, "measured"
-    if rule.id in DISTURBED and gains is not None and (undisturbed := gains.undisturbed()) is not None:
+    if rule.id in DISTURBED and (undisturbed := gains.undisturbed()) is not None:
         gain, provenance = max(undisturbed, sign.cure if isinstance(sign.cure, float) else 1.0), "calibrated"
     elif isinstance(sign.cure, int | float):
         gain = sign.cure
-    elif sign.cure is not None and gains is not None:
+    elif sign.cure is not None:
         gain, provenance = gains.of(sign.cure, rule)
     severity = "try" if gain is None else rule.severity
     return Finding(rule.id, rule.area, rule.sentence, sign.evidence, sign.flag, gain, severity, provenance, rule.effect)

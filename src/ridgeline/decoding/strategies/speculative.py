@@ -45,15 +45,15 @@ def build(
     given = config.speculation
     control = DraftControl() if given.adaptive_speculation else None
     names = dict.fromkeys(sorted((ON_REQUEST, *given.proposers()), key=FORCED.__ne__))  # that one first
-    hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
-    drafter = None
+    hosts, drafter = {name: build_proposer(name, given) for name in names if name in proposer_names()}, None
     if given.drafter is not None:
         assert companion is not None, f"{given.drafter} drafts with a model"
         drafter = given.drafter[0], build_drafter(given.drafter[0], companion)
     asked: list[str] = [given.rejection_sample_method]
     asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
     rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
-    return Speculative(hosts, most, control, clock, drafter, rules=rules, goes_on=goes_on)
+    itl_s = config.scheduler.max_itl_s
+    return Speculative(hosts, most, control, clock, drafter, rules=rules, goes_on=goes_on, max_itl_s=itl_s)
 
 
 class Speculative(Autoregressive):
@@ -66,6 +66,7 @@ class Speculative(Autoregressive):
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
+    Where it `goes_on` with further rounds, all of them take about `max_itl_s` at most.
     """
 
     rolls_back = True
@@ -80,16 +81,15 @@ class Speculative(Autoregressive):
         *,
         rules: Collection[str] = (),
         goes_on: bool = False,
+        max_itl_s: float | None = None,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
-        self._model = ModelDrafts(*drafter) if drafter is not None else None
+        self._model = ModelDrafts(*drafter, max_itl_s) if drafter is not None else None
         self._lookups = None if drafter is None else lookups_of(proposers)
-        self._rules, self._goes_on = rules, goes_on
+        self._rules, self._goes_on, self._max_itl_s = rules, goes_on, max_itl_s
         self._num_rounds = self._num_right = 0  # in which the drafter could draft; right tokens of this step's drafts
-        self._max_draft_tokens = max_draft_tokens
-        self._control = control
-        self._clock = clock
+        self._control, self._clock, self._max_draft_tokens = control, clock, max_draft_tokens
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
         self._unverified = Unverified()
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
@@ -247,7 +247,7 @@ class Speculative(Autoregressive):
         if model is not None and model.method == method:
             return model.rounds(asked, guesses, self._lookups, self._control)
         times = None if self._control is None else self._control.times
-        proposer, most = self._proposers.get(method), most_rounds(asked, self._round_s, times)
+        most, proposer = most_rounds(asked, self._round_s, times, self._max_itl_s), self._proposers.get(method)
         grows = any(guesses[v.seq_id].num_tokens == num < self._max_draft_tokens for v, num, _ in asked)
         most = min(most, GROWING_ROUNDS) if grows else most
         is_able = self._goes_on and most > 1
