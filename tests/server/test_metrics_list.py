@@ -371,6 +371,22 @@ def test_a_priced_step_has_the_limit_the_prediction_and_the_measurement(engine: 
     assert sums.bytes_per_s == {"memory": 2e10, "cache": 1e11}
 
 
+@pytest.mark.parametrize(("speculate", "are_passed_over"), [("eagle", True), ("suffix", False)])
+def test_steps_that_a_model_drafts_in_are_passed_over(speculate: str, are_passed_over: bool, monkeypatch) -> None:
+    llm = LLM("python-9m", num_threads=1, max_model_len=256, speculate=speculate, adaptive_speculation=False)
+    monkeypatch.setattr(priced, "PERIOD_S", 0.0)
+    monkeypatch.setattr(priced, "load", lambda machine: priced_hardware(machine))
+    monkeypatch.setattr(priced, "load_calibration", lambda machine, num_threads: None)
+    journal, prices = llm.engine.loop.journal, llm.engine.prices
+    assert prices is not None
+    real = journal.step
+    monkeypatch.setattr(journal, "step", lambda *args: (real(*args), prices.look()))
+    llm.generate(["a = 1\nb = 2\na = 1\nb ="], SamplingParams(temperature=0, max_tokens=99), use_tqdm=False)
+    steps = journal.steps.read()[1][1:-1]
+    drafts = (steps["num_rounds"] > 1) | (steps["num_rows"] > steps["num_spans"])
+    assert drafts.any() and prices.look().num_steps == (~drafts if are_passed_over else ~drafts | drafts).sum()
+
+
 def test_ops_are_timed_in_one_step_of_a_period_and_change_no_token(engine: LLM, monkeypatch) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=24)
     monkeypatch.setattr(engine.engine.ops, "_next_s", 0.0)
