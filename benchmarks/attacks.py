@@ -35,13 +35,16 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Server:
-    """A server in a process of its own, and the polite client beside the attacks."""
+    """A server in a process of its own, and the polite client beside the attacks.
+
+    It does not draft unless `options` say so: the outputs of these clients repeat themselves as no one's else do.
+    """
 
     START = ("-c", "from ridgeline.cli import main; main()", "serve")
 
     def __init__(self, python: str, model: str, *options: str, files: int = FILES) -> None:
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115
-        command = [python, *self.START, model, "--port", "0", *options]
+        command = [python, *self.START, model, "--port", "0", "--speculate", "off", *options]
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.process = subprocess.Popen(
             command,
