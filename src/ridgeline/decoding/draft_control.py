@@ -17,7 +17,7 @@ from ridgeline.decoding.step_times import BETWEEN, LEVEL_GAIN, MAX_CHANGE, MAX_R
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
-PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
+PURSE_SHARE, SHARE_OF_MANY = 0.005, 0.002  # of the time that passes is spent on what does not pay
 PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first of few, and at most
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
@@ -62,6 +62,7 @@ class DraftControl:
     _num_asked: int = 0  # rounds with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
     _awake: bool = False
+    _computes: bool = False  # whether a model drafted where drafts were asked for last, or is tried
     _is_promising: bool = True  # the draft that was looked at last
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
@@ -109,8 +110,9 @@ class DraftControl:
         return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
 
     def ignores(self, num_decodes: int) -> bool:
-        """Tell whether so many sequences rest that what a model is told of each takes more than it is worth."""
-        return num_decodes >= MANY and not self._awake
+        """Tell whether so many sequences run that what a model is told of each takes more than it is worth: no draft of
+        it was verified last, nor is one tried."""
+        return num_decodes >= MANY and not (self._awake and self._computes)
 
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
@@ -124,10 +126,11 @@ class DraftControl:
     def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
         """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
         at rest is as long as the trial."""
-        is_due = num_steps * PURSE_SHARE >= TRIAL_TAKES + self._catch_up_takes(lag)
+        is_due = num_steps * _share(num_decodes) >= TRIAL_TAKES + self._catch_up_takes(lag)
         is_due = is_due or self.acceptance.is_new(kind)
         tries = is_due and self._can_pay(num_decodes, lag)
         self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
+        self._computes = self._computes or tries
         return tries
 
     def _can_pay(self, num_decodes: int, lag: int) -> bool:
@@ -189,7 +192,7 @@ class DraftControl:
             self._num_asked = 0
         self._num_asked += num_steps // (PACED_ROUNDS if self.times.is_paced(num_decodes) else 1) if asked else 0
         if asked:
-            self._awake = extra > 0
+            self._awake, self._computes = extra > 0, computed
         if asked and not extra:
             self._peeked.clear()
         seconds = self._without_the_last(num_decodes, kind, seconds)
@@ -213,11 +216,11 @@ class DraftControl:
             least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
             takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
             takes += self._catch_up_takes(lag) / rounds
-        saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
+        saved_s = (_share(num_decodes) + 1 + gained / num_decodes - takes) * step_s * num_steps
         purse_s = (self._purse_s or 0.0) + saved_s
         if num_decodes <= FEW and not self._was_few:  # of many, each would lose as long
             purse_s, self._was_few = purse_s + PURSE_STEPS * step_s, True
-        self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
+        self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * _share(num_decodes) * step_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 
     def _without_the_last(self, num_decodes: int, kind: int, seconds: float) -> float:
@@ -344,3 +347,8 @@ class DraftControl:
         for _, draft in ranked[:best]:
             lengths[draft] += 1
         return lengths
+
+
+def _share(num_decodes: int) -> float:
+    """Return the share of the time that is spent on what does not pay."""
+    return PURSE_SHARE if num_decodes < MANY else SHARE_OF_MANY

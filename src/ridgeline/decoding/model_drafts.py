@@ -108,6 +108,11 @@ class ModelDrafts:
             self.failures = MAX_FAILURES
             log.exception("hidden states could not be taken in, and what drafts from them is left alone")
 
+    def lag(self, asked: Sequence[DraftRequest], running: Sequence[SequenceView]) -> int:
+        """Take in all that has landed, and return by how many tokens the drafter lags behind those of `asked`."""
+        self.take_in(running)
+        return sum(self.drafter.lag(request.view) for request in asked)
+
     def most(self, view: SequenceView, room: int) -> int:
         """Return how many tokens a draft may have that has room for so many."""
         most = room if self._going_on is None else min(room, MAX_OF_ROUND)

@@ -13,7 +13,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult
-from ridgeline.decoding.draft_control import WINDOW_STEPS, DraftControl
+from ridgeline.decoding.draft_control import MANY, WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.lookups import lookups_of
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, method_of_rounds, most_rounds
@@ -192,7 +192,7 @@ class Speculative(Autoregressive):
         began_s, drafts = self._clock(), dict[int, Draft]()
         unguessed, guesses = dict[int, DraftRequest](), dict[int, Guess]()
         control, count, model = self._control, len(running), self._model
-        if model is not None:
+        if model is not None and count < MANY:  # else once it is known that some are drafted for
             model.take_in(running)
         asked = running if control is None else [v for v in running if control.is_worth_asking(v.seq_id, count)]
         if self._tries and not asked and model is not None:  # of many sequences one tells as much as all
@@ -228,7 +228,7 @@ class Speculative(Autoregressive):
             if (self._tries and not chosen) or (control and chosen and self._num_rounds % PROBE_ROUNDS == 0):
                 model.lengthen(chosen, unguessed)  # nothing is learnt of no draft
             if chosen:
-                lag, began_s = sum(model.drafter.lag(request.view) for request in chosen), self._clock()
+                lag, began_s = model.lag(chosen, running), self._clock()
                 self._num_rested, self._is_computed, made = 0, True, model.draft(chosen, max_catch_up)
                 self._behind = min(lag, max_catch_up), self._clock() - began_s
                 for key, found in made.items():
