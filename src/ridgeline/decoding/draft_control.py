@@ -23,9 +23,9 @@ MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
-LOOK_SHARE = 0.001  # of the time that looking takes, at most, where there are many sequences: of each it says little
+LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.001, 0.0002  # of the time that looking takes, at most, at one of more than a few
 FEW = 4  # sequences, of which all are asked for drafts
-MANY = 16  # of whom a model is hardly told while its drafts do not pay
+MANY = 16  # of whom a model is hardly told while its drafts do not pay, and who seldom are tried
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
@@ -107,7 +107,8 @@ class DraftControl:
         if num_decodes <= FEW:
             return max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
         step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
-        return max(RARE_PEEK_STEPS, int(self._look_s / (LOOK_SHARE * step_s)) if step_s else 0)
+        share = LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
+        return max(RARE_PEEK_STEPS, int(self._look_s / (share * step_s)) if step_s else 0)
 
     def ignores(self, num_decodes: int) -> bool:
         """Tell whether so many sequences run that what a model is told of each takes more than it is worth: no draft of

@@ -17,7 +17,7 @@ from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
-IGNORING_STEPS, LISTENING_STEPS = 256, 32  # of many that rest, and of those in which hidden states are taken in
+IGNORING_STEPS, LISTENING_STEPS = 1024, 32  # of many that rest, and of those in which hidden states are taken in
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
