@@ -1,7 +1,7 @@
 """What prompts cost the streams beside them: the time between tokens, for each --max-itl-ratio; loopback.
 
 usage: python -m benchmarks.itl [--model python-9m] [--ratios 0 3] [--streams 4] [--clients 16] [--prompt 1000]
-           [--seconds 8] [--pairs 3] [--threads N] [--out DIR]
+           [--seconds 8] [--pairs 3] [--speculate off] [--threads N] [--out DIR]
 
 Each round starts a server for each ratio in turn, without prefix caching; the prompts come by themselves first, so that
 the memory of the cache has been in use. Some streams decode, and begin again when
@@ -61,6 +61,7 @@ class ItlReport(Report):
     """All runs, in the order in which they ran."""
 
     model: str
+    speculate: str = "off"
     num_threads: int
     num_streams: int
     num_clients: int
@@ -124,6 +125,7 @@ def ask_prompts(port: int, seconds: float, num_clients: int, num_tokens: int) ->
 def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecutor) -> Run:
     """Measure a server of its own."""
     more = ("--max-itl-ratio", str(ratio), "--num-threads", str(options.threads), "--no-prefix-caching")
+    more = ["--speculate", options.speculate, *more]
     server = Server(sys.executable, options.model, "--log-level", "warning", *more)
     streams = Streams(server)
     about = server.port, options.seconds + 2 * WARM_S, options.clients, options.prompt
@@ -184,6 +186,7 @@ def show(report: ItlReport) -> None:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--model", default="python-9m", help="with a context of 1,024 tokens or more")
+    parser.add_argument("--speculate", default="off")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0, 3], help="--max-itl-ratio of the servers")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--clients", type=int, default=16)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.core.files import AHEAD_BYTES, read_ahead, write_whole
+from ridgeline.core.files import AHEAD_BYTES, read_ahead, remove_cut_off, write_whole
 
 
 def test_a_file_and_its_folder_appear(tmp_path):
@@ -31,6 +31,19 @@ def test_what_cannot_be_written_leaves_what_was_there_and_nothing_beside_it(tmp_
         write_whole(path, b"new content")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    kept = [tmp_path / name for name in ("a.json", ".hidden", ".gitattributes.old", "b.7")]
+    for path in kept:
+        path.touch()
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)  # killed before that
+    monkeypatch.setattr(Path, "replace", lambda path, target: None)
+    write_whole(tmp_path / "c.json", b"all of it")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1 + len(kept)
+    remove_cut_off(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_the_system_is_asked_for_every_byte_of_files_in_order(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import RotatedWeights
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.files import write_whole
+from ridgeline.core.files import remove_cut_off, write_whole
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
@@ -183,6 +183,7 @@ class QuantizeJob:
             if state["sha256"] != digest:
                 raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
             wide = state["wide"]
+            remove_cut_off(self.partial)
         write_whole(path, json.dumps({"sha256": digest, "wide": wide}).encode())
         if wide is None:
             grids = Grid(self._form, TORCH_DTYPES[self._dtype]), Grid(INT8, TORCH_DTYPES[self._dtype])

@@ -39,3 +39,10 @@ def write_whole(path: Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_cut_off(folder: Path) -> None:
+    """Remove what processes left that were killed in `write_whole`; nobody may write in the folder meanwhile."""
+    for path in folder.glob(".*"):
+        if path.suffix[1:].isdecimal():
+            path.unlink()
