@@ -17,6 +17,12 @@ pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="
 MANY = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), 256)
 
 
+def idle(monkeypatch, num_steps):
+    """Have the next look at drafts come behind `num_steps()` steps, as the drafter is told."""
+    real = model_drafts.ModelDrafts.observe
+    monkeypatch.setattr(model_drafts.ModelDrafts, "observe", lambda self, *args: real(self, *args[:4], num_steps()))
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_hidden_states_that_nobody_listens_to_change_no_token(count, tmp_path, monkeypatch):
     """For some steps they are not told: nothing is drafted, and then the drafter begins anew."""
@@ -27,9 +33,8 @@ def test_hidden_states_that_nobody_listens_to_change_no_token(count, tmp_path, m
     monkeypatch.setattr(
         DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(3, len(s)) for s in survivals]
     )
-    monkeypatch.setattr(DraftControl, "ignores", lambda *_: next(turns))
-    monkeypatch.setattr(model_drafts, "IGNORING_STEPS", 100)
-    monkeypatch.setattr(model_drafts, "LISTENING_STEPS", 0)
+    monkeypatch.setattr(model_drafts, "MANY", 1)
+    idle(monkeypatch, lambda: 99 if next(turns) else 0)
     prompts = prompts_of(model, count)
     params = [SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=150) for i in range(count)]
     expected = LLM(str(model.folder.path), **TINY | MANY).generate(prompts, params, use_tqdm=False)
@@ -50,3 +55,37 @@ def test_hidden_states_that_nobody_listens_to_change_no_token(count, tmp_path, m
     assert any(drafted for _, drafted in told[:silent]), "it drafted before"
     again = silent + tells[silent:].index(True)
     assert any(drafted for _, drafted in told[again:]), "and behind"
+
+
+def tries(control, *_):
+    control._awake = True
+    return True
+
+
+def test_many_that_rest_are_told_before_they_are_looked_at(monkeypatch):
+    """And few always. What is drafted for many needs the newest token's hidden state, which was not told all along."""
+    monkeypatch.setattr(DraftControl, "tries", tries)
+    monkeypatch.setattr(DraftControl, "peek_steps", lambda *_: 120)
+    llm, told, made = LLM("python-9m", speculate="eagle", max_num_seqs=16, num_threads=1), [], []
+    strategy = llm.engine.loop.scheduler.strategy
+    observe, draft = strategy.observe, model_drafts.ModelDrafts.draft
+
+    def observing(plan, result, seconds):
+        told.append(result.taps_TW is not None)
+        observe(plan, result, seconds)
+
+    def drafting(self, asked, max_catch_up):
+        found = draft(self, asked, max_catch_up)
+        made.append((len(told), len(asked), len(found)))
+        return found
+
+    monkeypatch.setattr(strategy, "observe", observing, raising=False)
+    monkeypatch.setattr(model_drafts.ModelDrafts, "draft", drafting)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=600, ignore_eos=True)
+    llm.generate([f"x{i} = " for i in range(16)], params, use_tqdm=False)
+    late = [(asked, found) for step, asked, found in made if step > 200]
+    assert 0.2 < sum(told) / len(told) < 0.7
+    assert late and all(asked == found for asked, found in late)
+    told.clear()
+    llm.generate([f"x{i} = " for i in range(15)], params, use_tqdm=False)
+    assert all(told[4:])

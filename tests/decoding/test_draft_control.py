@@ -452,15 +452,6 @@ def test_what_is_around_a_call_of_rounds_is_not_what_leaving_drafts_takes():
     assert control.times.ratio(1, BETWEEN) < 1.2
 
 
-def test_many_that_rest_are_ignored_and_few_never():
-    control = DraftControl()
-    assert [control.ignores(count) for count in (1, 4, 15, 16, 32)] == [False, False, False, True, True]
-    for _ in range(8):
-        control.step(16, 0, 0.0, 0.01, None, 8)
-    control.step(16, 16, 12.0, 0.011, 0.0, computed=True)
-    assert not control.ignores(16), "drafts were asked for"
-
-
 def test_what_one_sequence_takes_amid_rounds_says_nothing_of_several():
     """One decodes in rounds, and then four do without drafts."""
     times = known_times()
@@ -505,4 +496,4 @@ def test_no_change_of_the_number_of_sequences_fails(uses):
             assert len(control.choose(count, [CHANCES] * count, 64, computed=rest[0])) == count
             control.best(count, CHANCES, computed=rest[0])
         assert control.rests(count) in (True, False) and control.peek_steps(count) >= 0 and control.window_steps > 0
-        assert control.worth(9, count, 10) >= 0 and control.ignores(count) in (True, False)
+        assert control.worth(9, count, 10) >= 0

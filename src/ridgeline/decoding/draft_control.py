@@ -25,7 +25,7 @@ PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked a
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.001, 0.0002  # of the time that looking takes, at most, at one of more than a few
 FEW = 4  # sequences, of which all are asked for drafts
-MANY = 16  # of whom a model is hardly told while its drafts do not pay, and who seldom are tried
+MANY = 16  # who seldom are tried, and of whom a model is told only before a look at what it would draft
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
@@ -62,7 +62,6 @@ class DraftControl:
     _num_asked: int = 0  # rounds with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
     _awake: bool = False
-    _computes: bool = False  # whether a model drafted where drafts were asked for last, or is tried
     _is_promising: bool = True  # the draft that was looked at last
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
@@ -110,11 +109,6 @@ class DraftControl:
         share = LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
         return max(RARE_PEEK_STEPS, int(self._look_s / (share * step_s)) if step_s else 0)
 
-    def ignores(self, num_decodes: int) -> bool:
-        """Tell whether so many sequences run that what a model is told of each takes more than it is worth: no draft of
-        it was verified last, nor is one tried."""
-        return num_decodes >= MANY and not (self._awake and self._computes)
-
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
         return num_decodes <= FEW or seq_id in self._peeked
@@ -131,7 +125,6 @@ class DraftControl:
         is_due = is_due or self.acceptance.is_new(kind)
         tries = is_due and self._can_pay(num_decodes, lag)
         self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
-        self._computes = self._computes or tries
         return tries
 
     def _can_pay(self, num_decodes: int, lag: int) -> bool:
@@ -193,7 +186,7 @@ class DraftControl:
             self._num_asked = 0
         self._num_asked += num_steps // (PACED_ROUNDS if self.times.is_paced(num_decodes) else 1) if asked else 0
         if asked:
-            self._awake, self._computes = extra > 0, computed
+            self._awake = extra > 0
         if asked and not extra:
             self._peeked.clear()
         seconds = self._without_the_last(num_decodes, kind, seconds)

@@ -1,5 +1,6 @@
 """Ask a drafter, knowing how far its drafts can be trusted and whether it still works. Called by strategies."""
 
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.draft_control import MANY, DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, ListeningDrafter, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.lookups import Lookups
 from ridgeline.decoding.proposers import Draft
@@ -17,7 +18,7 @@ from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
-IGNORING_STEPS, LISTENING_STEPS = 1024, 32  # of many that rest, and of those in which hidden states are taken in
+LISTENING_STEPS = 32  # of many sequences, before a look at what would be drafted
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
@@ -46,10 +47,10 @@ class ModelDrafts:
     How far a draft is right is learnt by how far the text repeats itself, since small models are best at that.
     """
 
-    def __init__(self, method: str, drafter: Drafter, max_itl_s: float | None = None) -> None:
+    def __init__(self, method: str, drafter: Drafter, max_itl_s: float = math.inf) -> None:
         self.method, self.drafter, self._max_itl_s = method, drafter, max_itl_s
         self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
-        self._listens, self._num_ignored = True, 0  # to hidden states; steps of many who rest
+        self._listens = True  # to hidden states
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
@@ -65,18 +66,16 @@ class ModelDrafts:
         plan: StepPlan,
         result: StepResult,
         seconds: float,
-        control: DraftControl | None = None,
+        num_idle: int = 0,
     ) -> None:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at.
 
-        Those of many sequences that rest are told in some steps alone, in which drafts may be tried."""
-        if self._listener is not None and control is not None:
-            self._num_ignored = self._num_ignored + 1 if control.ignores(len(running)) else 0
-            listens = self._num_ignored % IGNORING_STEPS <= LISTENING_STEPS
-            if listens != self._listens:
-                self._listens = listens
-                self._listener.listen(listens)
+        Nobody looks at drafts in the next `num_idle` steps: of many sequences, hidden states are told just before."""
+        listens = num_idle <= LISTENING_STEPS or len(running) < MANY
+        if self._listener is not None and listens != self._listens:
+            self._listens = listens
+            self._listener.listen(listens)
         if not plan.token_ids and plan.spans[0].num_optional:
             self.round_s = result.drafted(seconds)[1]
         taps_TW, drafted = result.taps_TW, plan.rounds is None or len(plan.rounds.tables) > 0
@@ -196,7 +195,7 @@ class ModelDrafts:
             if rounds is not None and control is not None and count == 1 and most >= 2 * PLAIN_ROUND:
                 rounds = rounds._replace(plain_round=PLAIN_ROUND)
             watched = rounds and _watched(rounds, asked, guesses, lookups, control)
-            return watched and watched._replace(max_s=min(watched.max_s, self._max_itl_s or MAX_ROUNDS_S))
+            return watched and watched._replace(max_s=min(watched.max_s, self._max_itl_s))
         except Exception:
             self.failures += 1
             log.exception("a step that verifies drafts does not go on by itself")
@@ -245,12 +244,10 @@ def _in_a_row(
     return found, taps_TW[rows]
 
 
-def most_rounds(
-    asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None, max_itl_s: float | None
-) -> int:
+def most_rounds(asked: Sequence[DraftRequest], round_s: float | None, times: StepTimes | None, max_itl_s: float) -> int:
     """Return how many rounds a step may have that verifies drafts of so many tokens, one of which takes `round_s`: no
     more than fit between two tokens, if that is bound."""
-    max_s = min(MAX_ROUNDS_S, max_itl_s or MAX_ROUNDS_S)
+    max_s = min(MAX_ROUNDS_S, max_itl_s)
     if round_s is None:
         is_known = times is not None and times.knows(len(asked), 0)
         round_s = FIRST_TAKES * times.plain_s(len(asked)) if times is not None and is_known else max_s

@@ -7,6 +7,7 @@ speculation, arXiv 2408.07978). So the output is a function of model, prompt and
     known     a b c | drafted  d e f        rows sample  d e x y        gained  d e x      final  a b c d e
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ridgeline.core.clock import Clock
@@ -51,8 +52,8 @@ def build(
         drafter = given.drafter[0], build_drafter(given.drafter[0], companion)
     asked: list[str] = [given.rejection_sample_method]
     asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
-    rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
-    itl_s = config.scheduler.max_itl_s
+    rules = () if config.backend.deterministic else asked
+    most, itl_s = given.max_draft_tokens(logged=logged), config.scheduler.max_itl_s or math.inf
     return Speculative(hosts, most, control, clock, drafter, rules=rules, goes_on=goes_on, max_itl_s=itl_s)
 
 
@@ -81,7 +82,7 @@ class Speculative(Autoregressive):
         *,
         rules: Collection[str] = (),
         goes_on: bool = False,
-        max_itl_s: float | None = None,
+        max_itl_s: float = math.inf,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
@@ -324,7 +325,7 @@ class Speculative(Autoregressive):
             if self._lookups is not None:
                 self._lookups.land(result)
         if self._model is not None:
-            self._model.observe(self._running, plan, result, seconds, self._control)
+            self._model.observe(self._running, plan, result, seconds, self._idle)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             shape = len(plan.spans), plan.num_tokens - len(plan.spans)
@@ -346,8 +347,7 @@ class Speculative(Autoregressive):
         return self._control and self._control.gain
 
     def _propose(self, view: SequenceView) -> tuple[Draft | None, Sequence[float]]:
-        """Return the draft that gains most, no longer than the output may still become, with `_survival` of it where
-        that had to be known."""
+        """Return the draft that gains most, within what the output may still become, and its `_survival` if known."""
         if (room := self._room(view)) <= 0:
             return None, ()
         if self._control is not None:
