@@ -33,7 +33,7 @@ def test_hidden_states_that_nobody_listens_to_change_no_token(count, tmp_path, m
     monkeypatch.setattr(
         DraftControl, "choose", lambda _, count, survivals, *__, **___: [min(3, len(s)) for s in survivals]
     )
-    monkeypatch.setattr(model_drafts, "MANY", 1)
+    monkeypatch.setattr(model_drafts, "FEW", 0)
     idle(monkeypatch, lambda: 99 if next(turns) else 0)
     prompts = prompts_of(model, count)
     params = [SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=150) for i in range(count)]
@@ -87,5 +87,5 @@ def test_many_that_rest_are_told_before_they_are_looked_at(monkeypatch):
     assert 0.2 < sum(told) / len(told) < 0.7
     assert late and all(asked == found for asked, found in late)
     told.clear()
-    llm.generate([f"x{i} = " for i in range(15)], params, use_tqdm=False)
+    llm.generate([f"x{i} = " for i in range(4)], params, use_tqdm=False)
     assert all(told[4:])

@@ -497,3 +497,21 @@ def test_no_change_of_the_number_of_sequences_fails(uses):
             control.best(count, CHANCES, computed=rest[0])
         assert control.rests(count) in (True, False) and control.peek_steps(count) >= 0 and control.window_steps > 0
         assert control.worth(9, count, 10) >= 0
+
+
+@pytest.mark.parametrize("num_sequences", [2, 4])
+def test_what_one_sequence_saves_is_not_spent_on_several(num_sequences):
+    """Several texts that nobody can draft, new ones each time, between some of which all drafts are right."""
+    simulation = Simulation("tiny", 1.0, 1)
+    simulation.run(300)
+    seconds = plain_s = 0.0
+    for _ in range(60):
+        simulation.num_sequences, simulation.acceptance = num_sequences, 0.0
+        before_s = simulation.plain_s
+        rate, _ = simulation.run(40)
+        seconds, plain_s = seconds + 40 * num_sequences / rate, plain_s + simulation.plain_s - before_s
+        simulation.num_sequences, simulation.acceptance = 1, 1.0
+        simulation.run(40)
+        for seq in range(num_sequences):
+            simulation.control.forget(seq)
+    assert seconds <= 1.02 * plain_s

@@ -7,6 +7,7 @@ what is not known takes time: where that does not pay it comes out of a purse, i
 What a model drafts is compared with nothing while it rests, so it is tried now and then, with a small part of the time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,15 +18,15 @@ from ridgeline.decoding.step_times import BETWEEN, LEVEL_GAIN, MAX_CHANGE, MAX_R
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
-PURSE_SHARE, SHARE_OF_MANY = 0.005, 0.002  # of the time that passes is spent on what does not pay
-PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what the purse holds at first of few, and at most
+PURSE_SHARE, SHARE_OF_MORE = 0.005, 0.002  # of the time that passes is spent on what does not pay, and of several
+PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what a purse holds at first for one sequence, and at most
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
-LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.001, 0.0002  # of the time that looking takes, at most, at one of more than a few
-FEW = 4  # sequences, of which all are asked for drafts
-MANY = 16  # who seldom are tried, and of whom a model is told only before a look at what it would draft
+LOOK_SHARE_OF_FEW, LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.004, 0.001, 0.0002  # of the time that looking takes, at most
+FEW = 4  # sequences: all are asked for drafts, and a model is told of each step; of more before looks alone
+MANY = 16  # sequences, which seldom are tried
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
@@ -50,14 +51,14 @@ class DraftControl:
     Drafts are looked at now and then while it `rests`, without a step for them, and they are asked for when they pay by
     what is known. What they save goes into a purse, and a small part of the time that passes; what they lose, and
     asking for them, goes out of it. Nothing is asked while it is empty, so that the small part is all that can be lost.
+    One, a few and many sequences have purses of their own.
 
     A model that drafts first computes the tokens by which it lags behind. What that takes is learnt apart.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    _purse_s: float | None = None
-    _was_few: bool = False  # whether few sequences ran yet
+    _purses_s: dict[int, float] = field(default_factory=dict[int, float])  # by `_purse_of` so many sequences
     _returns: bool = False  # whether the last step had drafts, or they were asked for
     _num_asked: int = 0  # rounds with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
@@ -79,18 +80,16 @@ class DraftControl:
         return self._plain / self._taken if self._taken else None
 
     @property
-    def _is_empty(self) -> bool:
-        return self._purse_s is not None and self._purse_s < 0
-
-    @property
     def window_steps(self) -> int:
         """Return how many steps without drafts are timed together: the first one behind others is of its own kind."""
         return 1 if self._returns else WINDOW_STEPS
 
     def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
-        asks = self._awake and not self._is_empty and self._num_asked < self._max_asked
-        return not asks or not self.times.knows(num_decodes, 0)
+        can_pay = self._purses_s.get(_purse_of(num_decodes), 0.0) >= 0
+        return not (self._awake and can_pay and self._num_asked < self._max_asked) or not self.times.knows(
+            num_decodes, 0
+        )
 
     def paced(self, num_decodes: int, seconds: float) -> None:
         """Take in what a step without drafts took amid rounds, by itself; 0 if there was none."""
@@ -103,11 +102,13 @@ class DraftControl:
 
     def peek_steps(self, num_decodes: int) -> int:
         """Return how many steps lie between two looks at a draft."""
+        least = RARE_PEEK_STEPS
         if num_decodes <= FEW:
-            return max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
-        step_s = self.times.plain_s(num_decodes) if self.times.knows(num_decodes, 0) else 0.0
-        share = LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
-        return max(RARE_PEEK_STEPS, int(self._look_s / (share * step_s)) if step_s else 0)
+            least = max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
+        if num_decodes == 1 or not self.times.knows(num_decodes, 0):
+            return least
+        share = LOOK_SHARE_OF_FEW if num_decodes <= FEW else LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
+        return max(least, int(self._look_s / (share * self.times.plain_s(num_decodes))))
 
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
@@ -129,10 +130,10 @@ class DraftControl:
 
     def _can_pay(self, num_decodes: int, lag: int) -> bool:
         """Tell whether the purse has what catching up takes."""
-        if self._is_empty or not self.times.knows(num_decodes, 0):
+        if not self.times.knows(num_decodes, 0):
             return False
-        least_s = self._catch_up_takes(lag) * self.times.plain_s(num_decodes)
-        return self._purse_s is None or self._purse_s >= least_s
+        purse_s = self._purses_s.get(_purse_of(num_decodes), math.inf)
+        return purse_s >= self._catch_up_takes(lag) * self.times.plain_s(num_decodes)
 
     def _catch_up_takes(self, lag: int) -> float:
         """Return how many steps without drafts the catching up takes."""
@@ -211,10 +212,11 @@ class DraftControl:
             takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
             takes += self._catch_up_takes(lag) / rounds
         saved_s = (_share(num_decodes) + 1 + gained / num_decodes - takes) * step_s * num_steps
-        purse_s = (self._purse_s or 0.0) + saved_s
-        if num_decodes <= FEW and not self._was_few:  # of many, each would lose as long
-            purse_s, self._was_few = purse_s + PURSE_STEPS * step_s, True
-        self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * _share(num_decodes) * step_s), MAX_PURSE_STEPS * step_s)
+        at_first = PURSE_STEPS / num_decodes if num_decodes <= FEW else 0.0  # each of them loses as long
+        purse = _purse_of(num_decodes)
+        purse_s = self._purses_s.get(purse, at_first * step_s) + saved_s
+        least_s = -MAX_NAP_STEPS * _share(num_decodes) * step_s
+        self._purses_s[purse] = min(max(purse_s, least_s), MAX_PURSE_STEPS * step_s)
         self._awake = self._awake and purse_s >= 0
 
     def _without_the_last(self, num_decodes: int, kind: int, seconds: float) -> float:
@@ -343,6 +345,11 @@ class DraftControl:
         return lengths
 
 
+def _purse_of(num_decodes: int) -> int:
+    """Return which purse pays for so many sequences: what drafts save one of them is not spent on several."""
+    return num_decodes.bit_length()
+
+
 def _share(num_decodes: int) -> float:
     """Return the share of the time that is spent on what does not pay."""
-    return PURSE_SHARE if num_decodes < MANY else SHARE_OF_MANY
+    return PURSE_SHARE if num_decodes <= FEW else SHARE_OF_MORE

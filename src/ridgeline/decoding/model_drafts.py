@@ -9,7 +9,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import MANY, DraftControl
+from ridgeline.decoding.draft_control import FEW, DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, ListeningDrafter, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.lookups import Lookups
 from ridgeline.decoding.proposers import Draft
@@ -18,7 +18,7 @@ from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
-LISTENING_STEPS = 32  # of many sequences, before a look at what would be drafted
+LISTENING_STEPS = 32  # of more than a few sequences, before a look at what would be drafted
 MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
@@ -71,14 +71,17 @@ class ModelDrafts:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at.
 
-        Nobody looks at drafts in the next `num_idle` steps: of many sequences, hidden states are told just before."""
-        listens = num_idle <= LISTENING_STEPS or len(running) < MANY
+        Nobody looks at drafts in the next `num_idle` steps: of more than a few sequences, hidden states are told just
+        before."""
+        listens = num_idle <= LISTENING_STEPS or len(running) <= FEW
         if self._listener is not None and listens != self._listens:
             self._listens = listens
             self._listener.listen(listens)
+        if (taps_TW := result.taps_TW) is None and plan.token_ids and plan.rounds is None:
+            return
         if not plan.token_ids and plan.spans[0].num_optional:
             self.round_s = result.drafted(seconds)[1]
-        taps_TW, drafted = result.taps_TW, plan.rounds is None or len(plan.rounds.tables) > 0
+        drafted = plan.rounds is None or len(plan.rounds.tables) > 0
         if result.further and drafted:
             plan = plan._replace(spans=[result.further[span.seq_id][-1][0] for span in plan.spans])
             self._went_on(running, plan.spans)

@@ -105,6 +105,7 @@ class Speculative(Autoregressive):
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
         self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
+        self._num_sure = 0  # behind those without a look
         self._behind = 0, 0.0  # tokens that it catches up with in this step, and what its first draft takes
         self._is_computed = False  # whether it drafts in this step
 
@@ -128,7 +129,7 @@ class Speculative(Autoregressive):
         if made := self._idle_steps - self._idle:
             self._num_unseen, self._num_rested = self._num_unseen + made, self._num_rested + made
             self._num_napped += 0 if window.num_begun else made
-        self._idle = self._idle_steps = 0
+        self._idle = self._idle_steps = self._num_sure = 0
         self._drafts.clear()
         self._going_on = None
         if not self._any_asks(running):
@@ -137,8 +138,8 @@ class Speculative(Autoregressive):
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            is_due = self._num_unseen >= control.peek_steps(count)
-            if is_due and window.num_landed > 2:  # the first may be in flight already
+            self._num_sure = control.peek_steps(count) - self._num_unseen
+            if self._num_sure <= 0 and window.num_landed > 2:  # the first may be in flight already
                 self._peek(control, running, room_for_drafts(running, room))
             if window.num_landed < control.window_steps:
                 return
@@ -150,9 +151,8 @@ class Speculative(Autoregressive):
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
             rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
-            gained, num_steps = self._num_right / rounds, num_steps * rounds
             control.paced(count, self._plain_s)
-            taken = gained, step_s / rounds, asking_s, num_steps
+            taken = self._num_right / rounds, step_s / rounds, asking_s, num_steps * rounds
             control.step(*window.shape, *taken, *self._behind, computed=self._is_computed, round_s=self._round_s)
             self._num_napped = 0
         window.restart(now_s)
@@ -164,13 +164,13 @@ class Speculative(Autoregressive):
             if was_plain and nap > 0 and control.times.knows(count, 0):
                 window.stop()
             self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
+            self._num_sure = nap - self._idle
         elif not rests and (budget := room_for_drafts(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
     def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
         """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
-        began_s = self._clock()
-        self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
+        self._num_peeks, self._num_unseen, began_s = self._num_peeks + 1, 0, self._clock()
         view = running[self._num_peeks % len(running)]
         guess, model, count = None, self._model, len(running)
         draft, survival = self._propose(view)
@@ -325,7 +325,7 @@ class Speculative(Autoregressive):
             if self._lookups is not None:
                 self._lookups.land(result)
         if self._model is not None:
-            self._model.observe(self._running, plan, result, seconds, self._idle)
+            self._model.observe(self._running, plan, result, seconds, self._idle + self._num_sure)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             shape = len(plan.spans), plan.num_tokens - len(plan.spans)
