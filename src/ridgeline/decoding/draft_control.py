@@ -212,12 +212,16 @@ class DraftControl:
             takes = max(self.times.ratio(num_decodes, kind, computed=computed), least) if kind else 1.0
             takes += self._catch_up_takes(lag) / rounds
         saved_s = (_share(num_decodes) + 1 + gained / num_decodes - takes) * step_s * num_steps
+        self._awake = self._pay(num_decodes, saved_s, step_s) and self._awake
+
+    def _pay(self, num_decodes: int, saved_s: float, step_s: float) -> bool:
+        """Put what was saved, or lost, into the purse of so many sequences, and tell whether it can pay."""
         at_first = PURSE_STEPS / num_decodes if num_decodes <= FEW else 0.0  # each of them loses as long
         purse = _purse_of(num_decodes)
         purse_s = self._purses_s.get(purse, at_first * step_s) + saved_s
         least_s = -MAX_NAP_STEPS * _share(num_decodes) * step_s
         self._purses_s[purse] = min(max(purse_s, least_s), MAX_PURSE_STEPS * step_s)
-        self._awake = self._awake and purse_s >= 0
+        return purse_s >= 0
 
     def _without_the_last(self, num_decodes: int, kind: int, seconds: float) -> float:
         """Return what a step took without what it did for the call of rounds before it, whose tokens it delivers."""
