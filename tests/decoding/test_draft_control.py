@@ -515,3 +515,19 @@ def test_what_one_sequence_saves_is_not_spent_on_several(num_sequences):
         for seq in range(num_sequences):
             simulation.control.forget(seq)
     assert seconds <= 1.02 * plain_s
+
+
+def test_what_longer_drafts_of_a_model_take_follows_each_step_of_one():
+    times = StepTimes()
+    for _ in range(8):
+        times.observe(1, 0, 0.01)
+    for extra in [*[1] * TRIALS, *[3] * TRIALS]:
+        times.observe(1, extra, 0.01 * (1 + 0.1 * extra), computed=True)
+    assert times.ratio(1, 2, computed=True) == pytest.approx(1.2) and times.ratio(1, 5, computed=True) == pytest.approx(
+        1.5
+    )
+    for _ in range(400):
+        before = times.ratio(1, 5, computed=True)
+        times.observe(1, 3, 0.02, computed=True)
+        assert times.ratio(1, 5, computed=True) >= before
+    assert times.ratio(1, 3, computed=True) > 1.6

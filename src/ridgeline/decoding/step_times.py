@@ -65,6 +65,7 @@ class StepTimes:
         self._fresh: set[int] = set()  # of which there was such a step since the last ones outside rounds
         self._drafted: dict[tuple[_Batch, int], _Shape] = {}  # by drafted tokens
         self._known: dict[_Batch, list[int]] = {}  # drafted tokens of the shapes that are known
+        self._lines: dict[_Batch, tuple[float, float]] = {}  # through these, since one was seen: at 0, and a token more
 
     def observe(self, num_decodes: int, extra: int, seconds: float, *, computed: bool = False, count: int = 1) -> float:
         """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds;
@@ -80,6 +81,7 @@ class StepTimes:
         shape = self._drafted.setdefault((batch, extra), _Shape())
         was_known = shape.is_known
         change = shape.observe(seconds / self._level_s / plain.share, count)
+        self._lines.pop(batch, None)
         if extra > 0 and shape.is_known and not was_known:
             insort(self._known.setdefault(batch, []), extra)
         return change if extra > 0 else 0.0
@@ -141,7 +143,8 @@ class StepTimes:
         if not known:  # a step with drafts overlaps no other, nor does one that asked for some
             return (1.0 if computed else self.ratio(num_decodes, BETWEEN)) + PRIOR_SLOPE * extra
         if computed and len(known) > 1:
-            return self._on_line(batch, known, extra)
+            line = self._lines.get(batch) or self._lines.setdefault(batch, self._line(batch, known))
+            return max(line[0] + line[1] * extra, 1.0)
         place = bisect_left(known, extra)
         if place < len(known) and known[place] == extra:
             return self._drafted[batch, extra].share
@@ -156,8 +159,8 @@ class StepTimes:
         share = self._drafted[batch, nearest].share
         return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
 
-    def _on_line(self, batch: _Batch, known: Sequence[int], extra: int) -> float:
-        """Return the ratio on the line through all sizes: a token more is a row to verify and a draft's step more."""
+    def _line(self, batch: _Batch, known: Sequence[int]) -> tuple[float, float]:
+        """Return start and slope of the line through all sizes: a token more is a row to verify and a draft's step."""
         shapes = [self._drafted[batch, each] for each in known]
         weights = [min(shape.num_steps, MEMORY_STEPS) for shape in shapes]
         total = sum(weights)
@@ -165,7 +168,7 @@ class StepTimes:
         level = sum(w * shape.share for w, shape in zip(weights, shapes)) / total
         rising = sum(w * (each - mean) * (shape.share - level) for w, each, shape in zip(weights, known, shapes))
         slope = max(rising / sum(w * (each - mean) ** 2 for w, each in zip(weights, known)), PRIOR_SLOPE)
-        return max(level + slope * (extra - mean), 1.0)
+        return level - slope * mean, slope
 
 
 def _batch(num_decodes: int, extra: int, computed: bool) -> _Batch:
