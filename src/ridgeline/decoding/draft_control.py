@@ -7,7 +7,6 @@ what is not known takes time: where that does not pay it comes out of a purse, i
 What a model drafts is compared with nothing while it rests, so it is tried now and then, with a small part of the time.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -51,7 +50,7 @@ class DraftControl:
     Drafts are looked at now and then while it `rests`, without a step for them, and they are asked for when they pay by
     what is known. What they save goes into a purse, and a small part of the time that passes; what they lose, and
     asking for them, goes out of it. Nothing is asked while it is empty, so that the small part is all that can be lost.
-    One, a few and many sequences have purses of their own.
+    Numbers of sequences of as many binary digits have a purse of their own.
 
     A model that drafts first computes the tokens by which it lags behind. What that takes is learnt apart.
     """
@@ -86,10 +85,9 @@ class DraftControl:
 
     def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
-        can_pay = self._purses_s.get(_purse_of(num_decodes), 0.0) >= 0
-        return not (self._awake and can_pay and self._num_asked < self._max_asked) or not self.times.knows(
-            num_decodes, 0
-        )
+        if not self._awake or self._num_asked >= self._max_asked:
+            return True
+        return self._purses_s.get(_purse_of(num_decodes), 0.0) < 0 or not self.times.knows(num_decodes, 0)
 
     def paced(self, num_decodes: int, seconds: float) -> None:
         """Take in what a step without drafts took amid rounds, by itself; 0 if there was none."""
@@ -132,8 +130,8 @@ class DraftControl:
         """Tell whether the purse has what catching up takes."""
         if not self.times.knows(num_decodes, 0):
             return False
-        purse_s = self._purses_s.get(_purse_of(num_decodes), math.inf)
-        return purse_s >= self._catch_up_takes(lag) * self.times.plain_s(num_decodes)
+        least_s = self._catch_up_takes(lag) * self.times.plain_s(num_decodes)
+        return self._purses_s.get(_purse_of(num_decodes), 0.0) >= least_s
 
     def _catch_up_takes(self, lag: int) -> float:
         """Return how many steps without drafts the catching up takes."""
