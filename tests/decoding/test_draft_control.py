@@ -499,6 +499,19 @@ def test_no_change_of_the_number_of_sequences_fails(uses):
         assert control.worth(9, count, 10) >= 0
 
 
+def test_trials_are_as_rare_as_they_are_long():
+    """With all that comes before what is drafted: choosing, and what a head reads."""
+    control, share = DraftControl(), 0.005
+    for _ in range(4):
+        control.step(1, 0, 0.0, 1.0, None)
+    for _ in range(40):
+        control.acceptance.observe(7, ANY, 1, 0)
+        control.step(1, 1, 0.0, 7.0, 3.0, computed=True, drafting_s=2.0)
+    control.step(1, 0, 0.0, 1.0, None, 400)
+    assert not control.tries(1, int(0.9 * 6 / share), 0, ANY)
+    assert control.tries(1, int(1.1 * 6 / share), 0, ANY)
+
+
 @pytest.mark.parametrize("num_sequences", [2, 4])
 def test_what_one_sequence_saves_is_not_spent_on_several(num_sequences):
     """Several texts that nobody can draft, new ones each time, between some of which all drafts are right."""

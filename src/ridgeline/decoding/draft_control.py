@@ -24,7 +24,7 @@ GAIN_MEMORY = 0.99  # of what drafting gained, a step
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE_OF_FEW, LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.004, 0.001, 0.0002  # of the time that looking takes, at most
-FEW = 4  # sequences: all are asked for drafts, and a model is told of each step; of more before looks alone
+FEW = 4  # sequences: all are asked for drafts; of more, those whose last one promised something
 MANY = 16  # sequences, which seldom are tried
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
@@ -40,7 +40,7 @@ MAX_RUN = 16  # rounds that a lookup is taken to go on, at most
 AROUND_GAIN = 0.1  # of what a call differs by, with which what is around one is learnt
 MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
 GOES_ON_TOKENS = 64  # of an output, over which catching up has to pay
-TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes, with the steps that are planned late for it
+TRIAL_TAKES = 1.0  # steps without drafts: what trying one token takes behind its draft, with those planned late for it
 
 
 @dataclass(slots=True)
@@ -66,6 +66,7 @@ class DraftControl:
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
+    _asking_s: float = 0.0  # what it takes to choose what a model drafts, and to take in what it reads
     _drafting_s: float = 0.0  # what a model's first draft of a step takes without catching up
     _caught_up: tuple[float, float] = (0.0, 0.0)  # plain steps that catching up took of late, for how many tokens
     _around: dict[bool, tuple[float, float, int]] = field(default_factory=dict[bool, tuple[float, float, int]])
@@ -120,9 +121,10 @@ class DraftControl:
     def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
         """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
         at rest is as long as the trial."""
-        is_due = num_steps * _share(num_decodes) >= TRIAL_TAKES + self._catch_up_takes(lag)
-        is_due = is_due or self.acceptance.is_new(kind)
-        tries = is_due and self._can_pay(num_decodes, lag)
+        tries = self._can_pay(num_decodes, lag)
+        if tries and not self.acceptance.is_new(kind):
+            begins = (self._asking_s + self._drafting_s) / self.times.plain_s(num_decodes)
+            tries = num_steps * _share(num_decodes) >= TRIAL_TAKES + begins + self._catch_up_takes(lag)
         self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
         return tries
 
@@ -201,6 +203,7 @@ class DraftControl:
         if begins:
             takes, self._drafting_s = min(takes, self.times.ratio(num_decodes, kind, computed=True)), drafting_s
         elif computed:
+            self._asking_s += LEVEL_GAIN * ((asking_s or 0.0) * num_steps - self._asking_s)
             self._drafted(drafting_s, lag, step_s)
         self._plain = GAIN_MEMORY * self._plain + (1 + gained / num_decodes) * num_steps
         self._taken = GAIN_MEMORY * self._taken + takes * num_steps

@@ -9,7 +9,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import FEW, DraftControl
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, ListeningDrafter, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.lookups import Lookups
 from ridgeline.decoding.proposers import Draft
@@ -18,8 +18,9 @@ from ridgeline.decoding.step_times import StepTimes
 from ridgeline.decoding.strategy import SequenceView, num_left
 
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
-LISTENING_STEPS = 32  # of more than a few sequences, before a look at what would be drafted
-MAX_ROUNDS, MAX_ROUNDS_S = 64, 0.02  # of one step, whose tokens come together
+TOLD_ALWAYS = 1  # sequences: a head is told of each step
+LISTENING_STEPS = 32  # of more, before a look at what would be drafted
+MAX_ROUNDS, MAX_ROUNDS_S = 128, 0.04  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
 MIN_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
@@ -71,9 +72,8 @@ class ModelDrafts:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at.
 
-        Nobody looks at drafts in the next `num_idle` steps: of more than a few sequences, hidden states are told just
-        before."""
-        listens = num_idle <= LISTENING_STEPS or len(running) <= FEW
+        Nobody looks at drafts in the next `num_idle` steps: of several sequences hidden states are told just before."""
+        listens = num_idle <= LISTENING_STEPS or len(running) <= TOLD_ALWAYS
         if self._listener is not None and listens != self._listens:
             self._listens = listens
             self._listener.listen(listens)
