@@ -116,7 +116,8 @@ class StepTimes:
 
     def _follow(self, num_decodes: int) -> None:
         """Set the level to what those amid rounds say."""
-        seconds = median(self._paces_s[num_decodes]) * median(self._outside[num_decodes])
+        times = sorted(self._outside[num_decodes])  # of few steps each, which others make longer, never shorter
+        seconds = median(self._paces_s[num_decodes]) * times[len(times) // 4]
         self._level_s = seconds / self._plain[num_decodes].share
 
     def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
@@ -124,6 +125,12 @@ class StepTimes:
         batch = _batch(num_decodes, extra, computed)
         shape = self._drafted.get((batch, extra)) if extra else self._plain.get(num_decodes)
         return shape is not None and shape.is_known
+
+    def is_tried(self, num_decodes: int) -> bool:
+        """Tell whether steps that verify what a model drafts were seen so often that a disturbed one does not count."""
+        batch = _batch(num_decodes, 1, True)
+        shapes = [self._drafted[batch, extra] for extra in self._known.get(batch, ())[:1]]
+        return any(len(shape.first) >= shape.trials for shape in shapes)
 
     def plain_s(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts that is known."""
