@@ -25,7 +25,7 @@ MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
 MIN_LONGEST = 8  # tokens of a draft that is looked up there, of the longest matches
 PLAIN_ROUND = 8  # from which one has no drafts, which says what a step without takes now, if there are twice as many
-FIRST_ROUNDS = 24  # of a step whose drafts are of another length than any before
+FIRST_ROUNDS, TRIAL_ROUNDS = 24, 64  # of a step whose drafts are of another length than any before, or are tried
 FIRST_TAKES = 4.0  # steps without drafts: what a round takes, where that is not known yet
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 REPEATED, MAX_REPEATED = 4, 32  # last tokens that stood before: fewer say nothing, more say no more
@@ -52,6 +52,7 @@ class ModelDrafts:
         self.method, self.drafter, self._max_itl_s = method, drafter, max_itl_s
         self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
         self._listens = True  # to hidden states
+        self._tries = False  # whether the draft that is made next need not pay
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
         self._going_on = drafter if isinstance(drafter, RoundsDrafter) and drafter.goes_on else None
@@ -190,7 +191,9 @@ class ModelDrafts:
             return None
         count, times = len(asked), None if control is None else control.times
         most = most_rounds(asked, self.round_s, times, self._max_itl_s)
-        if times is not None and not times.knows(count, sum(each.num_tokens for each in asked), computed=True):
+        num_drafted, tries, self._tries = sum(each.num_tokens for each in asked), self._tries, False
+        most = min(most, TRIAL_ROUNDS) if tries else most
+        if times is not None and not times.knows(count, num_drafted, computed=True):
             most = min(most, FIRST_ROUNDS)  # they tell what one takes
         try:
             least_room = WITHIN_TOKENS if control and self._within(lookups, count) else 0
@@ -222,6 +225,7 @@ class ModelDrafts:
                 asked[index] = request._replace(num_tokens=request.num_tokens + 1)
                 return
         if not asked:
+            self._tries = True
             asked.append(min(most.values(), key=lambda each: self.drafter.lag(each.view))._replace(num_tokens=1))
 
     def forget(self, view: SequenceView) -> None:
