@@ -122,7 +122,8 @@ class DraftControl:
         """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
         at rest is as long as the trial."""
         tries = self._can_pay(num_decodes, lag)
-        if tries and self.times.is_tried(num_decodes) and not self.acceptance.is_new(kind):
+        is_sure = num_decodes > 1 or self.times.is_tried(num_decodes)
+        if tries and is_sure and not self.acceptance.is_new(kind):
             takes = TRIAL_TAKES + self._catch_up_takes(lag)
             if num_decodes > 1:  # of one sequence what is tried goes on for many rounds
                 takes += (self._asking_s + self._drafting_s) / self.times.plain_s(num_decodes)
