@@ -119,15 +119,15 @@ class DraftControl:
         return max(1 - self._catch_up_takes(lag) * num_decodes / min(num_tokens, GOES_ON_TOKENS), 0.0)
 
     def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
-        """Tell whether a draft that need not pay is asked for now: its kind is new, or a small part of the `num_steps`
-        at rest is as long as the trial."""
-        tries = self._can_pay(num_decodes, lag)
-        is_sure = num_decodes > 1 or self.times.is_tried(num_decodes)
-        if tries and is_sure and not self.acceptance.is_new(kind):
-            takes = TRIAL_TAKES + self._catch_up_takes(lag)
-            if num_decodes > 1:  # of one sequence what is tried goes on for many rounds
-                takes += (self._asking_s + self._drafting_s) / self.times.plain_s(num_decodes)
-            tries = num_steps * _share(num_decodes) >= takes
+        """Tell whether a draft that need not pay is asked for now: its kind is new, or what a round takes of one
+        text, or a small part of the `num_steps` at rest is as long as the trial."""
+        tries, is_known = self._can_pay(num_decodes, lag), not self.acceptance.is_new(kind)
+        takes = TRIAL_TAKES + self._catch_up_takes(lag)
+        if num_decodes == 1:  # what is tried goes on for many rounds
+            is_known = is_known and self.times.is_tried(num_decodes)
+        elif tries:
+            takes += (self._asking_s + self._drafting_s) / self.times.plain_s(num_decodes)
+        tries = tries and (not is_known or num_steps * _share(num_decodes) >= takes)
         self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
         return tries
 
