@@ -29,7 +29,7 @@ from ridgeline.bench.report import Report
 TOKENS = 900
 SHORT = body(prompt=[5, 6, 7], max_tokens=16, stream=False)
 ROOM_BYTES = 2**20  # of address space, beside what a process has
-BOMB = body(prompt=[3] * 500, max_tokens=500, n=8, logprobs=5, stream=False)
+BOMB = body(prompt=[3] * 500, max_tokens=500, n=24, logprobs=5, stream=False)
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
