@@ -512,6 +512,29 @@ def test_trials_are_as_rare_as_they_are_long():
     assert control.tries(2, int(1.1 * 6 / share), 0, ANY)
 
 
+@pytest.mark.parametrize("num_decodes", [16, 32])
+def test_what_is_new_is_tried_with_many_sequences_as_rarely_as_all(num_decodes):
+    """A trial with them seldom pays, and there is one for each kind of draft: a server that begins would feel it."""
+    control = DraftControl()
+    for count in (num_decodes, 8):
+        for _ in range(4):
+            control.step(count, 0, 0.0, 1.0, None)
+    assert not control.tries(num_decodes, 400, 0, ANY)
+    assert control.tries(num_decodes, 600, 0, ANY)
+    assert control.tries(8, 8, 0, ANY)
+
+
+def test_a_model_is_told_once_in_a_thousand_steps_of_many_sequences():
+    """However often one looks at what is there without it."""
+    control = DraftControl()
+    for seconds in (0.001, 0.1):
+        for _ in range(4):
+            control.step(16, 0, 0.0, seconds, None)
+        control.looked(0.0003)
+        assert 500 < control.looks_of_one(16) * control.peek_steps(16) <= 1500
+    assert control.looks_of_one(16) > 1
+
+
 def test_one_disturbed_call_does_not_end_trials():
     """What one call says of a step that is verified may be wrong: until there are four, nobody waits for the next."""
     control = DraftControl()

@@ -24,6 +24,7 @@ GAIN_MEMORY = 0.99  # of what drafting gained, a step
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE_OF_FEW, LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.004, 0.001, 0.0002  # of the time that looking takes, at most
+TOLD_STEPS = 1024  # of more than a few sequences, in which a model is told once what it needs for a look
 FEW = 4  # sequences: all are asked for drafts; of more, those whose last one promised something
 MANY = 16  # sequences, which seldom are tried
 PROMISING_TOKENS = 0.5  # that a draft gains
@@ -109,6 +110,10 @@ class DraftControl:
         share = LOOK_SHARE_OF_FEW if num_decodes <= FEW else LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
         return max(least, int(self._look_s / (share * self.times.plain_s(num_decodes))))
 
+    def looks_of_one(self, num_decodes: int) -> int:
+        """Return of how many looks one is at what a model would draft, which first has to be told of steps."""
+        return max(TOLD_STEPS // self.peek_steps(num_decodes), 1)
+
     def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
         """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
         return num_decodes <= FEW or seq_id in self._peeked
@@ -120,14 +125,15 @@ class DraftControl:
 
     def tries(self, num_decodes: int, num_steps: int, lag: int, kind: Kind) -> bool:
         """Tell whether a draft that need not pay is asked for now: its kind is new, or what a round takes of one
-        text, or a small part of the `num_steps` at rest is as long as the trial."""
+        text, or a small part of the `num_steps` at rest is as long as the trial; of many sequences always the last."""
         tries, is_known = self._can_pay(num_decodes, lag), not self.acceptance.is_new(kind)
         takes = TRIAL_TAKES + self._catch_up_takes(lag)
         if num_decodes == 1:  # what is tried goes on for many rounds
             is_known = is_known and self.times.is_tried(num_decodes)
         elif tries:
             takes += (self._asking_s + self._drafting_s) / self.times.plain_s(num_decodes)
-        tries = tries and (not is_known or num_steps * _share(num_decodes) >= takes)
+        is_free = not is_known and num_decodes < MANY
+        tries = tries and (is_free or num_steps * _share(num_decodes) >= takes)
         self._awake = self._awake or tries  # what pays rests too, while steps without drafts are timed
         return tries
 

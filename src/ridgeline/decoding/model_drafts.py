@@ -9,7 +9,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.speculation import MAX_DRAFT
 from ridgeline.core.step import Round, Rounds, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.acceptance import DEAR_TRUST
-from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.draft_control import FEW, DraftControl
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest, ListeningDrafter, RoundsDrafter, TreeDrafter
 from ridgeline.decoding.lookups import Lookups
 from ridgeline.decoding.proposers import Draft
@@ -20,6 +20,7 @@ from ridgeline.decoding.strategy import SequenceView, num_left
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 TOLD_ALWAYS = 1  # sequences: a head is told of each step
 LISTENING_STEPS = 32  # of more, before a look at what would be drafted
+AGAIN_STEPS = 8  # behind a look and what was drafted, in which it is drafted, and may be again
 MAX_ROUNDS, MAX_ROUNDS_S = 128, 0.04  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least
@@ -52,6 +53,9 @@ class ModelDrafts:
         self.method, self.drafter, self._max_itl_s = method, drafter, max_itl_s
         self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
         self._listens = True  # to hidden states
+        self._num_unheard = 0  # looks at drafts since the last one at what it would draft
+        self._looks_of_one = 1  # of so many, with more than a few sequences
+        self._num_behind = 0  # steps since such a look, or since it drafted
         self._tries = False  # whether the draft that is made next need not pay
         self.failures = 0  # in a row
         self._trees = drafter if isinstance(drafter, TreeDrafter) else None
@@ -73,8 +77,11 @@ class ModelDrafts:
         """Keep a step's hidden states for `take_in`; of too many the latest. What was drafted cannot wait: what comes
         later does not tell how much of it was right. The last one of several rounds is looked at.
 
-        Nobody looks at drafts in the next `num_idle` steps: of several sequences hidden states are told just before."""
-        listens = num_idle <= LISTENING_STEPS or len(running) <= TOLD_ALWAYS
+        Nobody looks at drafts in the next `num_idle` steps: of several sequences hidden states are told just before a
+        look at what would be drafted from them."""
+        count, self._num_behind = len(running), self._num_behind + 1
+        is_near = num_idle <= LISTENING_STEPS and (self._num_behind < AGAIN_STEPS or self._hears(count))
+        listens = is_near or count <= TOLD_ALWAYS
         if self._listener is not None and listens != self._listens:
             self._listens = listens
             self._listener.listen(listens)
@@ -100,6 +107,18 @@ class ModelDrafts:
         self._num_unseen += len(taps_TW)
         while self._num_unseen > MAX_UNSEEN and len(self._unseen) > 1:
             self._num_unseen -= sum(map(len, self._unseen.popleft()[1]))
+
+    def looks(self, control: DraftControl, num_decodes: int) -> bool:
+        """Tell whether a look at drafts, which is taken now, is at what this one would draft too."""
+        hears = self._hears(num_decodes)
+        self._num_unheard, self._num_behind = (0, 0) if hears else (self._num_unheard + 1, self._num_behind)
+        if self._listener is not None and num_decodes > FEW:
+            self._looks_of_one = control.looks_of_one(num_decodes)
+        return hears
+
+    def _hears(self, num_decodes: int) -> bool:
+        """Tell whether the next look is at what this one would draft, who is told of the steps before it."""
+        return num_decodes <= FEW or self._num_unheard + 1 >= self._looks_of_one
 
     def take_in(self, running: Sequence[SequenceView]) -> None:
         """Take in the hidden states of the steps that have landed."""
@@ -141,6 +160,7 @@ class ModelDrafts:
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         """Return the drafter's drafts; none where it fails: sequences then go on without."""
+        self._num_behind = 0
         try:
             drafts = self.drafter.draft(asked, max_catch_up)
         except Exception:

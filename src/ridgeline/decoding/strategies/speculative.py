@@ -177,15 +177,14 @@ class Speculative(Autoregressive):
         if draft is not None:
             self._unverified.add(view, draft)
             survival = survival or self._survival(control, view, draft)
-        if model is not None and (most := model.most(view, self._room(view))) > 0:
+        if model is not None and model.looks(control, count) and (most := model.most(view, self._room(view))) > 0:
             own = model.guess(view, most, control, count, self._lookups)
             if draft is None or not gains_more(control, view, Guess(draft.kind, len(survival), survival), own, count):
                 guess, survival = own, own.survival
         lag = model.drafter.lag(view) if model is not None and guess is not None else None
         control.peek(view.seq_id, survival, len(running), budget, lag)
         if model is not None and guess is not None and control.rests(len(running)):
-            lag = min(map(model.drafter.lag, running))
-            self._tries = control.tries(len(running), self._num_rested, lag, guess.kind)
+            self._tries = control.tries(count, self._num_rested, min(map(model.drafter.lag, running)), guess.kind)
         control.looked(self._clock() - began_s)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
