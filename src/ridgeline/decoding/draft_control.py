@@ -85,6 +85,11 @@ class DraftControl:
         """Return how many steps without drafts are timed together: the first one behind others is of its own kind."""
         return 1 if self._returns else WINDOW_STEPS
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether drafts are asked for again as soon as steps without any are timed."""
+        return self._awake
+
     def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
         if not self._awake or self._num_asked >= self._max_asked:

@@ -20,7 +20,7 @@ from ridgeline.decoding.strategy import SequenceView, num_left
 MAX_UNSEEN, MAX_TOGETHER = 2048, 16  # rows of hidden states that wait to be taken in, and steps of one piece of them
 TOLD_ALWAYS = 1  # sequences: a head is told of each step
 LISTENING_STEPS = 32  # of more, before a look at what would be drafted
-AGAIN_STEPS = 8  # behind a look and what was drafted, in which it is drafted, and may be again
+AGAIN_STEPS = 16  # behind a look and what was drafted, in which it is drafted, and again once plain steps are timed
 MAX_ROUNDS, MAX_ROUNDS_S = 128, 0.04  # of one step, whose tokens come together
 MAX_OF_ROUND = 8  # drafted tokens: the next round drafts the others
 WITHIN_TOKENS = 256  # that rounds amid which drafts are looked up may bring, at least

@@ -138,8 +138,9 @@ class Speculative(Autoregressive):
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and window.num_begun:
             self._num_unseen, self._num_rested = self._num_unseen + 1, self._num_rested + 1
-            self._num_sure = control.peek_steps(count) - self._num_unseen
-            if self._num_sure <= 0 and window.num_landed > 2:  # the first may be in flight already
+            num_sure = control.peek_steps(count) - self._num_unseen
+            self._num_sure = 0 if control.goes_on else num_sure
+            if num_sure <= 0 and window.num_landed > 2:  # the first may be in flight already
                 self._peek(control, running, room_for_drafts(running, room))
             if window.num_landed < control.window_steps:
                 return
@@ -164,7 +165,7 @@ class Speculative(Autoregressive):
             if was_plain and nap > 0 and control.times.knows(count, 0):
                 window.stop()
             self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
-            self._num_sure = nap - self._idle
+            self._num_sure = 0 if control.goes_on else nap - self._idle
         elif not rests and (budget := room_for_drafts(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
