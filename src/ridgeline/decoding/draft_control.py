@@ -22,6 +22,7 @@ PURSE_STEPS, MAX_PURSE_STEPS = 16, 64  # steps without drafts: what a purse hold
 MAX_NAP_STEPS = 256
 GAIN_MEMORY = 0.99  # of what drafting gained, a step
 PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+DULL_LOOKS, MAX_DULL = 4, 4  # looks in a row that promise nothing, after which they are rarer; and times that, at most
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE_OF_FEW, LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.004, 0.001, 0.0002  # of the time that looking takes, at most
 TOLD_STEPS = 1024  # of more than a few sequences, in which a model is told once what it needs for a look
@@ -36,7 +37,7 @@ ODD_STEPS = 4  # that take much longer or shorter than usual, behind which steps
 MAX_LAG = 8  # tokens that a model catches up with in a step of a draft's usual length
 LAG_MEMORY = 0.9  # of what catching up took, each time
 MAX_PER_LAG = 0.125  # steps without drafts for a token of it: what is longer was disturbed
-FULL_ROUNDS = 32  # of a native call with a model, over which what is around it is spread at least
+FULL_ROUNDS = 64  # of a native call with a model, over which what is around it is spread at least
 MAX_RUN = 16  # rounds that a lookup is taken to go on, at most
 AROUND_GAIN = 0.1  # of what a call differs by, with which what is around one is learnt
 MAX_AROUND = 2.0  # times what is usual around a call: what is longer was disturbed
@@ -64,6 +65,7 @@ class DraftControl:
     _max_asked: int = MAX_ASKED
     _awake: bool = False
     _is_promising: bool = True  # the draft that was looked at last
+    _num_dull: int = 0  # looks since one was
     _spacing: int = 0  # steps to the next look, at least, where that was one of a model
     _look_s: float = 0.0  # what looking at a draft takes
     _peeked: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])  # the survivals seen last
@@ -107,9 +109,9 @@ class DraftControl:
 
     def peek_steps(self, num_decodes: int) -> int:
         """Return how many steps lie between two looks at a draft."""
-        least = RARE_PEEK_STEPS
+        least = RARE_PEEK_STEPS * min(1 + self._num_dull // DULL_LOOKS, MAX_DULL)
         if num_decodes <= FEW:
-            least = max(PEEK_STEPS if self._is_promising else RARE_PEEK_STEPS, self._spacing)
+            least = max(PEEK_STEPS if self._is_promising else least, self._spacing)
         if num_decodes == 1 or not self.times.knows(num_decodes, 0):
             return least
         share = LOOK_SHARE_OF_FEW if num_decodes <= FEW else LOOK_SHARE if num_decodes < MANY else LOOK_SHARE_OF_MANY
@@ -160,6 +162,7 @@ class DraftControl:
         `lag` is what the model first catches up with that would draft it; None: no model would.
         """
         self._is_promising = sum(survival) > PROMISING_TOKENS
+        self._num_dull = 0 if self._is_promising else self._num_dull + 1
         self._peeked.pop(seq_id, None)
         if self._is_promising:
             self._peeked[seq_id] = survival

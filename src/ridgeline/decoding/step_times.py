@@ -12,6 +12,7 @@ TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, be
 PLAIN_WINDOWS = 5  # without drafts, of whose times the median counts
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
+MAX_GAIN = 0.25  # of a call of rounds that a shape follows at most, however many these are: others disturb all alike
 PACES, MAX_OUTSIDE = 3, 3.0  # steps without drafts amid rounds, of whose times the median counts; times that, at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
@@ -43,7 +44,7 @@ class _Shape:
             self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
         change = min(max(share / self.share - 1, -max_change), max_change)
-        self.share *= 1 + change * count / min(self.num_steps, self.memory_steps)
+        self.share *= 1 + change * min(count / min(self.num_steps, self.memory_steps), MAX_GAIN)
         return change
 
 
