@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final
 
 from ridgeline.decoding.acceptance import Acceptance, Kind
-from ridgeline.decoding.step_times import BETWEEN, LEVEL_GAIN, MAX_CHANGE, MAX_RATIO, TRIALS, StepTimes
+from ridgeline.decoding.step_times import BETWEEN, LEVEL_GAIN, MANY, MAX_CHANGE, MAX_RATIO, TRIALS, StepTimes
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
@@ -26,8 +26,7 @@ DULL_LOOKS, MAX_DULL = 4, 4  # looks in a row that promise nothing, after which 
 MAX_SPACING = 48  # steps between looks at what a model would draft, half as often each time that it does not pay
 LOOK_SHARE_OF_FEW, LOOK_SHARE, LOOK_SHARE_OF_MANY = 0.004, 0.001, 0.0002  # of the time that looking takes, at most
 TOLD_STEPS = 1024  # of more than a few sequences, in which a model is told once what it needs for a look
-FEW = 4  # sequences: all are asked for drafts; of more, those whose last one promised something
-MANY = 16  # sequences, which seldom are tried
+FEW = 4  # sequences: all are asked for drafts; of more, those whose last one promised something; MANY seldom are tried
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed

@@ -85,6 +85,8 @@ class ModelDrafts:
         if self._listener is not None and listens != self._listens:
             self._listens = listens
             self._listener.listen(listens)
+        if not listens:
+            self._num_behind = max(self._num_behind, AGAIN_STEPS)  # what `rests` leaves out is not counted
         if (taps_TW := result.taps_TW) is None and plan.token_ids and plan.rounds is None:
             return
         if not plan.token_ids and plan.spans[0].num_optional:
@@ -107,6 +109,10 @@ class ModelDrafts:
         self._num_unseen += len(taps_TW)
         while self._num_unseen > MAX_UNSEEN and len(self._unseen) > 1:
             self._num_unseen -= sum(map(len, self._unseen.popleft()[1]))
+
+    def rests(self, num_idle: int) -> bool:
+        """Tell whether `observe` has nothing to do where nobody looks at drafts in the next `num_idle` steps."""
+        return num_idle > LISTENING_STEPS and not self._listens
 
     def looks(self, control: DraftControl, num_decodes: int) -> bool:
         """Tell whether a look at drafts, which is taken now, is at what this one would draft too."""

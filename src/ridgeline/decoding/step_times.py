@@ -14,6 +14,7 @@ MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few a
 LEVEL_GAIN, MAX_CHANGE = 0.3, 0.25  # of a step's change that the level follows, and that is believed at most
 MAX_GAIN = 0.25  # of a call of rounds that a shape follows at most, however many these are: others disturb all alike
 PACES, MAX_OUTSIDE = 3, 3.0  # steps without drafts amid rounds, of whose times the median counts; times that, at most
+MANY, MANY_ALIKE = 16, 4  # sequences from which steps without drafts of that many numbers of them are learnt as one
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
 
@@ -59,7 +60,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._level_s = 0.0
-        self._plain: dict[int, _Shape] = {}  # by sequences
+        self._plain: dict[int, _Shape] = {}  # by sequences, as those below
         self._recent_s: dict[int, deque[float]] = {}
         self._paces_s: dict[int, deque[float]] = {}  # of steps without drafts, amid rounds
         self._outside: dict[int, deque[float]] = {}  # times that, which such steps took with all that is around them
@@ -72,6 +73,7 @@ class StepTimes:
         """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN, and of `count` rounds;
         return by how much one with drafts was longer than usual."""
         self._level_s = self._level_s or seconds
+        num_decodes = _alike(num_decodes)
         plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
         if not extra:
             self._without(num_decodes, plain, seconds, count)
@@ -124,7 +126,7 @@ class StepTimes:
     def knows(self, num_decodes: int, extra: int, *, computed: bool = False) -> bool:
         """Tell whether steps of that shape were seen often enough."""
         batch = _batch(num_decodes, extra, computed)
-        shape = self._drafted.get((batch, extra)) if extra else self._plain.get(num_decodes)
+        shape = self._drafted.get((batch, extra)) if extra else self._plain.get(_alike(num_decodes))
         return shape is not None and shape.is_known
 
     def is_tried(self, num_decodes: int) -> bool:
@@ -135,7 +137,7 @@ class StepTimes:
 
     def plain_s(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts that is known."""
-        return self._level_s * self._plain[num_decodes].share
+        return self._level_s * self._plain[_alike(num_decodes)].share
 
     def most_tried(self, num_decodes: int, *, computed: bool = False) -> int:
         """Return how many drafted tokens a step may have: twice as many as are known, so that trying costs little."""
@@ -177,6 +179,11 @@ class StepTimes:
         rising = sum(w * (each - mean) * (shape.share - level) for w, each, shape in zip(weights, known, shapes))
         slope = max(rising / sum(w * (each - mean) ** 2 for w, each in zip(weights, known)), PRIOR_SLOPE)
         return level - slope * mean, slope
+
+
+def _alike(num_decodes: int) -> int:
+    """Return the number of sequences whose steps without drafts are taken to be as long."""
+    return num_decodes if num_decodes < MANY else num_decodes - num_decodes % MANY_ALIKE
 
 
 def _batch(num_decodes: int, extra: int, computed: bool) -> _Batch:

@@ -14,7 +14,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import NO_TOKEN, DraftStats, Rounds, SampledToken, SampleRow, Span, StepPlan, StepResult
-from ridgeline.decoding.draft_control import MANY, WINDOW_STEPS, DraftControl
+from ridgeline.decoding.draft_control import FEW, MANY, WINDOW_STEPS, DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.lookups import lookups_of
 from ridgeline.decoding.model_drafts import Guess, ModelDrafts, gains_more, lengths_of, method_of_rounds, most_rounds
@@ -104,8 +104,8 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._num_rested, self._tries = 0, False  # steps since the drafter drafted; whether it drafts to be learnt of
-        self._idle = self._idle_steps = self._num_napped = 0  # steps left without decisions, of how many; untimed ones
-        self._num_sure = 0  # behind those without a look
+        self._idle = self._idle_steps = self._num_sure = 0  # steps without decisions: left, of how many; no look behind
+        self._num_napped = 0  # of these, untimed ones
         self._behind = 0, 0.0  # tokens that it catches up with in this step, and what its first draft takes
         self._is_computed = False  # whether it drafts in this step
 
@@ -147,10 +147,9 @@ class Speculative(Autoregressive):
         now_s = self._clock()
         was_plain = window.shape is not None and self._asking_s is None and window.num_landed >= WINDOW_STEPS
         if control is not None and window.shape is not None:
-            lookup_s = self._lookups.tell(control, count) if self._lookups else 0.0
+            lookup_s, rounds = self._lookups.tell(control, count) if self._lookups else 0.0, self._landed_rounds
             step_s = window.step_s(now_s) - lookup_s - self._plain_s
             num_steps = window.num_landed + (self._num_napped if was_plain else 0)
-            rounds = self._landed_rounds
             asking_s = None if self._asking_s is None else self._asking_s / rounds
             control.paced(count, self._plain_s)
             taken = self._num_right / rounds, step_s / rounds, asking_s, num_steps * rounds
@@ -162,7 +161,7 @@ class Speculative(Autoregressive):
         self._is_computed, self._plain_s = False, 0.0
         if control is not None and control.rests(count):
             nap = control.peek_steps(count) - self._num_unseen - WINDOW_STEPS  # the next look comes with timed steps
-            if was_plain and nap > 0 and control.times.knows(count, 0):
+            if (was_plain or (count > FEW and not control.goes_on)) and nap > 0 and control.times.knows(count, 0):
                 window.stop()
             self._idle = self._idle_steps = control.window_steps // 2 if window.num_begun else nap
             self._num_sure = 0 if control.goes_on else nap - self._idle
@@ -280,20 +279,19 @@ class Speculative(Autoregressive):
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if not span.num_optional:
             return super().rows(view, span, first_row)
-        first = sample_row(view, first_row)
+        first, is_typical = sample_row(view, first_row), self._by_rule("typical", view)
         if span.parents:
             rows = tree_rows(span, first, view.grammar)
-            return with_typical(span, rows) if self._by_rule("typical", view) else rows
-        weights = () if (is_typical := self._by_rule("typical", view)) else self._drafts[view.seq_id].weights
-        rows = drafted_rows(view, span, first, weights, in_block="block" in self._rules)
+        else:
+            weights = () if is_typical else self._drafts[view.seq_id].weights
+            rows = drafted_rows(view, span, first, weights, in_block="block" in self._rules)
         return with_typical(span, rows) if is_typical else rows
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         num_drafted = span.num_optional
         if not num_drafted:
             return Accepted(sampled, span.num_tokens)
-        required = span.num_tokens - num_drafted
-        draft = self._drafts[view.seq_id]
+        required, draft = span.num_tokens - num_drafted, self._drafts[view.seq_id]
         lookups, kind = self._lookups if span.matched > 0 else None, draft.kind
         if span.matched and (told := lookups or self._model) is not None:
             kind = told.kind(max(span.matched, -1 - span.matched))
@@ -324,8 +322,8 @@ class Speculative(Autoregressive):
             self._landed_rounds, self._round_s, self._plain_s = *result.drafted(seconds), result.plain_s
             if self._lookups is not None:
                 self._lookups.land(result)
-        if self._model is not None:
-            self._model.observe(self._running, plan, result, seconds, self._idle + self._num_sure)
+        if self._model is not None and not self._model.rests(num_idle := self._idle + self._num_sure):
+            self._model.observe(self._running, plan, result, seconds, num_idle)
         if self._window.num_begun:
             decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
             shape = len(plan.spans), plan.num_tokens - len(plan.spans)
