@@ -217,6 +217,20 @@ def test_steps_at_rest_count_as_often_as_they_were_made():
         assert machine.strategy.ahead(machine.views)
 
 
+@pytest.mark.parametrize(("count", "least", "most"), [(2, 0.5, 0.7), (5, 0.0, 0.1), (20, 0.0, 0.1)])
+def test_of_many_sequences_that_come_and_go_few_steps_are_timed_at_rest(count, least, most):
+    """What one takes is known, and whoever comes or goes would begin the timing anew. Of few it is timed anew."""
+    machine = Machine({"wrong": Says(1)}, DraftControl())
+    machine.views = [sequence(i) for i in range(count)]
+    timed = []
+    for number in range(3000):
+        if number % 7 == 0:
+            machine.views = list(machine.views)
+        machine.step()
+        timed.append(machine.strategy._window.num_begun > 0)
+    assert least <= sum(timed[1000:]) / 2000 <= most
+
+
 def test_a_trial_among_many_sequences_asks_one_of_them():
     """All of them tell no more, and asking takes as long for each."""
 
