@@ -94,3 +94,28 @@ def test_many_that_rest_are_told_before_they_are_looked_at(looks, least, most, m
         told.clear()
         llm.generate([f"x{i} = " for i in range(count)], params, use_tqdm=False)
         assert all(told[4:]) == always
+
+
+def test_steps_of_many_that_rest_are_not_told_to_a_draft_model(monkeypatch):
+    """It hears no hidden states, and what it did not draft is nothing to it; what it drafted comes back to it."""
+    monkeypatch.setattr(DraftControl, "tries", tries)
+    monkeypatch.setattr(draft_control, "SHARE_OF_MORE", 0.2)
+    monkeypatch.setattr(DraftControl, "peek_steps", lambda *_: 120)
+    llm, told, steps = LLM("python-9m", speculate="draft:python-1m", max_num_seqs=16, num_threads=1), [], []
+    strategy, real = llm.engine.loop.scheduler.strategy, model_drafts.ModelDrafts.observe
+    observe = strategy.observe
+
+    def observing(plan, result, seconds):
+        steps.append(any(span.num_optional for span in plan.spans))
+        observe(plan, result, seconds)
+
+    def telling(self, running, plan, *rest):
+        told.append(any(span.num_optional for span in plan.spans))
+        real(self, running, plan, *rest)
+
+    monkeypatch.setattr(strategy, "observe", observing, raising=False)
+    monkeypatch.setattr(model_drafts.ModelDrafts, "observe", telling)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=900, ignore_eos=True)
+    llm.generate([f"x{i} = " for i in range(16)], params, use_tqdm=False)
+    assert sum(told) == sum(steps) > 0, "every draft is told of"
+    assert len(told) < 0.7 * len(steps)

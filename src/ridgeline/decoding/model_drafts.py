@@ -52,7 +52,7 @@ class ModelDrafts:
     def __init__(self, method: str, drafter: Drafter, max_itl_s: float = math.inf) -> None:
         self.method, self.drafter, self._max_itl_s = method, drafter, max_itl_s
         self._listener = drafter if isinstance(drafter, ListeningDrafter) else None
-        self._listens = True  # to hidden states
+        self._listens = True  # to what comes of steps, and to their hidden states if it is one that does
         self._num_unheard = 0  # looks at drafts since the last one at what it would draft
         self._looks_of_one = 1  # of so many, with more than a few sequences
         self._num_behind = 0  # steps since such a look, or since it drafted
@@ -83,8 +83,8 @@ class ModelDrafts:
         is_near = num_idle <= LISTENING_STEPS and (self._num_behind < AGAIN_STEPS or self._hears(count))
         listens = is_near or count <= TOLD_ALWAYS
         if self._listener is not None and listens != self._listens:
-            self._listens = listens
             self._listener.listen(listens)
+        self._listens = listens
         if not listens:
             self._num_behind = max(self._num_behind, AGAIN_STEPS)  # what `rests` leaves out is not counted
         if (taps_TW := result.taps_TW) is None and plan.token_ids and plan.rounds is None:
