@@ -1,14 +1,17 @@
 """What a grammar costs a token, once it is compiled: structured and plain outputs in turn, at one batch size.
 
-usage: python -m benchmarks.structured_cost [--model python-9m] [--quantize int4] [--batch-size 16] [--chat] [--out DIR]
+usage: python -m benchmarks.structured_cost [--model python-9m] [--quantize int4] [--batch-size 16]
+           [--chat | --examples] [--out DIR]
 
 Every output has the same number of tokens: plain ones ignore the end of the text, and no grammar lets an output end so
-early. With --chat the model is asked, through its chat template, for what the grammar allows, as its users do; else it
-is given tokens at random, and a grammar forbids nearly all that a model of random weights would write. In a pair, plain
+early. With --chat the model is asked, through its chat template, for what the grammar allows, as its users do; with
+--examples a model without a template is shown some of it, as its users do; else it is given tokens at random, and a
+grammar forbids nearly all that a model would write. In a pair, plain
 and structured change places from one to the next; what is told is the median of the ratios of a pair, with their range.
 """
 
 import argparse
+import json
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -40,6 +43,12 @@ ASKED = {
     "JSON schema": 'Write a JSON array of 500 objects like {{"name": "a town", "n": {}}}, of towns and their people.',
     "regex": "Write {} words in lower case, between spaces, commas and dots.",
 }
+TOWNS = ("Aachen", "Bergen", "Cadiz", "Delft", "Essen", "Florence", "Ghent", "Haarlem")
+EXAMPLES = {
+    "any text": '"""Tell a story about the number {}.\n\n',
+    "JSON schema": "TOWNS_{0} = {1}\nMORE_{0} = ",
+    "regex": "words_{0} = '{2}'\nmore_{0} = '",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,7 @@ class StructuredReport(Report):
     quantize: str | None
     batch_size: int
     is_chat: bool
+    has_examples: bool = False
     grammars: dict[str, Pairs]
 
 
@@ -73,8 +83,12 @@ def seconds(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> float
 
 
 def prompts_of(llm: LLM, name: str, options: argparse.Namespace) -> list[list[int]]:
-    """Return the prompts of a batch: chats that ask for what the grammar of this name allows, or tokens at random."""
+    """Return the prompts of a batch: what asks for what the grammar of this name allows, shows it, or is random."""
     numbers = range(options.batch_size)
+    if options.examples:
+        towns = [{"name": town, "n": 700 + at} for at, town in enumerate(TOWNS)]
+        texts = [EXAMPLES[name].format(at, json.dumps(towns), " ".join(TOWNS).lower()) for at in numbers]
+        return [llm.engine.intake.encode(text) for text in texts]
     if not options.chat:
         return [[5 + at, 17, 31 + at, 8] for at in numbers]
     template = llm.chat_template()
@@ -110,7 +124,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--chat", action="store_true", help="ask for what the grammar allows")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--chat", action="store_true", help="ask for what the grammar allows")
+    prompts.add_argument("--examples", action="store_true", help="show some of what the grammar allows")
     options = parser.parse_args()
     sizes = {"max_model_len": 256, "max_num_seqs": options.batch_size, "num_threads": options.threads}
     llm = LLM(options.model, quantize=options.quantize, enable_prefix_caching=False, **sizes)
@@ -121,6 +137,7 @@ def main() -> None:
         quantize=options.quantize,
         batch_size=options.batch_size,
         is_chat=options.chat,
+        has_examples=options.examples,
         grammars={name: measured(llm, name, options) for name in GRAMMARS},
     )
     show(report)

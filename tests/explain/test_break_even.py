@@ -1,6 +1,7 @@
 """From which acceptance drafts pay: against the closed form, steps priced one by one, and what must not be priced."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,25 @@ def test_a_draft_model_s_steps_are_part_of_a_round():
         for drafts in DRAFTS:
             expected = free["int8", batch, drafts].ratio + drafts * more
             assert drafted["int8", batch, drafts].ratio == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["auto", "auto,eagle", "auto,draft:python-1m"])
+def test_what_looks_text_up_and_what_computes_are_priced_apart(method):
+    """And so is the head that `auto` finds beside a model's files."""
+    computes = "draft" if "draft" in method else "eagle"
+    both = break_even(EngineConfig.of("python-9m", speculate=method), context=256).rounds
+    alone = break_even(EngineConfig.of("python-9m", speculate=method.removeprefix("auto,")), context=256).rounds
+    looks_up = break_even("python-9m", context=256, speculate="forced,prediction,suffix").rounds
+    by_names = {each.proposers for each in both}
+    assert by_names == {"forced, prediction, suffix", computes}
+    if method != "auto":
+        assert [each for each in both if each.proposers == computes] == alone
+    free = [replace(each, proposers="forced, prediction, suffix") for each in looks_up]
+    assert [each for each in both if each.proposers == "forced, prediction, suffix"] == free
+    elsewhere = break_even("python-9m", CARD, 256, speculate="auto").rounds
+    assert {each.proposers for each in elsewhere} == {"forced, prediction, suffix"}, (
+        "a head is priced on this machine alone"
+    )
 
 
 def test_experts_make_drafts_dearer(tmp_path):

@@ -1,4 +1,4 @@
-"""Print from which acceptance drafts pay: a row for each format and batch, a column for each number of drafts."""
+"""Print from which acceptance drafts pay: rows by proposer, format and batch, a column for each length of drafts."""
 
 from itertools import groupby
 
@@ -18,13 +18,13 @@ def print_break_even(model: str, hardware: str, context: int | None, *, json: bo
         typer.echo(msgspec.json.encode({"priced": says, "rounds": rounds}))
         return
     console = plain_console()
-    columns = ("weights", "batch", *(f"k = {drafts}" for drafts in DRAFTS), f"best at α = {LIKELY}")
+    columns = ("drafts by", "weights", "batch", *(f"k = {drafts}" for drafts in DRAFTS), f"best at α = {LIKELY}")
     table = new_table(console, columns, title="Drafts of k tokens pay from this acceptance α on (by kα + 1)")
-    for (weights, batch), members in groupby(rounds, lambda one: (one.weights, one.batch)):
+    for (proposers, weights, batch), members in groupby(rounds, lambda one: (one.proposers, one.weights, one.batch)):
         group = list(members)
         cells = ["never" if r.acceptance is None else f"{r.acceptance:.2f} ({r.textbook:.2f})" for r in group]
         best = max(group, key=lambda one: one.speedup(LIKELY))
         gain = best.speedup(LIKELY)
         cells += [""] * (len(DRAFTS) - len(group)) + [f"k = {best.drafts}: {gain:.2f}×" if gain > 1 else "none"]
-        table.add_row(weights, str(batch), *cells)
+        table.add_row(proposers, weights, str(batch), *cells)
     console.print(says, table, sep="\n")

@@ -20,6 +20,9 @@ def simulate(
     trace: TraceOption = None,
     hardware: HardwareOption = "this",
     goodput: GoodputOption = "",
+    acceptance: Annotated[
+        str, typer.Option(help="Share of right tokens of --speculate's drafts, behind right ones: 0.7, or 0.8,0.7,0.6.")
+    ] = "",
     replay: Annotated[
         Path | None, typer.Option(help="A file of --journal: run its steps again, and compare the plans.")
     ] = None,
@@ -34,10 +37,12 @@ def simulate(
     if replay is not None:
         _replay(replay, json=json)
         return
+    from ridgeline.explain.drafting import parse_acceptance
     from ridgeline.explain.simulation import HEAD
     from ridgeline.explain.simulation import simulate as simulated
 
-    found = simulated(config.served(), workload=workload, trace=trace, load=load, hardware=hardware, goodput=goodput)
+    where = {"hardware": hardware, "acceptance": parse_acceptance(acceptance)}
+    found = simulated(config.served(), workload=workload, trace=trace, load=load, goodput=goodput, **where)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
         return

@@ -28,7 +28,7 @@ from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.priced import step_time_of
 from ridgeline.engine.recording import EngineSetup
-from ridgeline.engine.sizing import choose_sizes, require_room
+from ridgeline.engine.sizing import Beside, choose_sizes, require_room
 from ridgeline.explain.exploration import Provenance
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
@@ -62,9 +62,10 @@ class SimulatedMachine:
             return "datasheet"
         return "calibrated" if self.step_time.is_rest_fitted and not self.step_time.unfitted else "prior"
 
-    def with_config(self, config: EngineConfig) -> "SimulatedMachine":
-        """Return the same with other limits and another cache. Raises ConfigError where nothing fits."""
-        return replace(self, setup=_setup(config, self.plan, self.program, self.max_positions))
+    def with_config(self, config: EngineConfig, beside: Beside | None = None) -> "SimulatedMachine":
+        """Return the same with other limits and another cache, `beside` what drafts for it. Raises ConfigError where
+        nothing fits."""
+        return replace(self, setup=_setup(config, self.plan, self.program, self.max_positions, beside))
 
 
 def simulated_machine(config: EngineConfig, hardware: str = THIS_MACHINE) -> SimulatedMachine:
@@ -73,7 +74,7 @@ def simulated_machine(config: EngineConfig, hardware: str = THIS_MACHINE) -> Sim
     Raises ConfigError for what cannot be simulated or does not fit, ModelLoadError for a broken model.
     """
     if config.speculation.proposers():
-        raise ConfigError(f"speculate={config.speculation.speculate} cannot be simulated yet: leave it off")
+        raise ConfigError(f"speculate={config.speculation.speculate} cannot be simulated here: leave it off")
     return _here(config) if hardware == THIS_MACHINE else _elsewhere(config, datasheet(hardware))
 
 
@@ -121,11 +122,14 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
     return SimulatedMachine(sheet.title, config.model.model, setup, time, plan, program, spec.max_positions)
 
 
-def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int) -> EngineSetup:
-    sizing = choose_sizes(plan, config, program.states, max_positions, all_rows=False)
+def _setup(
+    config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int, beside: Beside | None = None
+) -> EngineSetup:
+    sizing = choose_sizes(plan, config, program.states, max_positions, all_rows=False, beside=beside)
     ahead = plan.overlaps and CacheManager(sizing.layout).plans_ahead
     depth = (OverlappedExecutor if ahead else InlineExecutor).depth
-    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth)
+    setup = setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth)
+    return replace(setup, strategy="speculative") if config.speculation.proposers() else setup
 
 
 class _SheetPlan:

@@ -4,34 +4,33 @@ Priced as `ridgeline simulate` prices steps. Must not import torch.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
-from ridgeline.backends.base import BackendPlan
-from ridgeline.backends.select import offers
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.words import counted
 from ridgeline.cost.speculation import tokens_per_round
-from ridgeline.engine.companion import plan_drafter
-from ridgeline.engine.model import open_model
+from ridgeline.engine.companion import with_own_head
+from ridgeline.explain.drafting import Drafting, draftings
 from ridgeline.explain.exploration import frame, html_table
-from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine, step_time_here
-from ridgeline.program.op import Program
+from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
 from ridgeline.program.pricing import Load
+from ridgeline.weights.folder import ModelFolder
 
 BATCHES, DRAFTS, SCHEMES = (1, 4, 16, 32), (1, 2, 4, 8), (None, "int8", "int4")
-Seconds = Callable[[int, int], float]  # of a step, by its sequences and the rows of each
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """Holds a round's time in plain steps, `ratio`, and the acceptance from which it gains that: exactly, and by
-    kα + 1, which counts tokens behind a rejected one too. None where it costs more than all its tokens."""
+    kα + 1, which counts tokens behind a rejected one too. None where it costs more than all its tokens. `proposers`
+    draft in it: all that look text up, at no price, or the one that computes a model."""
 
+    proposers: str
     weights: str
     batch: int
     drafts: int
@@ -59,18 +58,12 @@ class BreakEven(NamedTuple):
         return html_table(self.sentence, [field.name for field in fields(Round)], rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafting:
-    """Says what it takes to draft so many tokens for each of so many sequences; nothing where text is looked up."""
-
-    seconds: Seconds = lambda batch, drafts: 0.0
-    max_drafts: int = max(DRAFTS)
-
-
 def break_even(
     config: EngineConfig | str, hardware: str = THIS_MACHINE, context: int | None = None, **options: object
 ) -> BreakEven:
     """Price rounds of what `config`, or a model with `options`, drafts with: one for each format, batch and k.
+
+    What looks text up and what computes a model, as a head that `auto` finds, have rounds of their own.
 
     Formats that the model does not take are left out. Raises ConfigError for what cannot draft or be priced,
     ModelLoadError for broken files.
@@ -80,7 +73,9 @@ def break_even(
         raise ConfigError(f"context must be a number of tokens, got {context}")
     if not config.speculation.proposers():
         raise ConfigError("speculate=off drafts nothing; name what drafts, such as ngram or draft:MODEL")
-    rounds: list[Round] = []
+    if hardware == THIS_MACHINE and config.speculation.is_auto:
+        config = with_own_head(config, ModelFolder.open(config.model.model, config.model.revision))
+    rounds: dict[str, list[Round]] = {}
     says = ""
     for scheme in SCHEMES:
         asked = replace(config, quantize=replace(config.quantize, scheme=scheme))
@@ -91,46 +86,25 @@ def break_even(
                 raise
             continue
         length = min(context or 1024, machine.max_positions - max(DRAFTS))
-        rounds += _rounds(scheme or "as stored", machine, length, _drafting(asked, hardware, length))
+        for proposers, drafting in draftings(asked, hardware, length):
+            found = _rounds(proposers, scheme or "as stored", machine, length, drafting)
+            rounds.setdefault(proposers, []).extend(found)
         says = (
             says or f"{machine.model} on {machine.name}, {counted(length, 'token')} a sequence [{machine.provenance}]"
         )
-    return BreakEven(says, rounds)
+    return BreakEven(says, list(chain.from_iterable(rounds.values())))
 
 
-def _rounds(weights: str, machine: SimulatedMachine, context: int, drafting: _Drafting) -> Iterator[Round]:
+def _rounds(
+    proposers: str, weights: str, machine: SimulatedMachine, context: int, drafting: Drafting
+) -> Iterator[Round]:
     seconds = machine.step_time.seconds
     for batch, drafts in product(BATCHES, [drafts for drafts in DRAFTS if drafts <= drafting.max_drafts]):
         round_s = seconds(Load(((drafts + 1, context + drafts),) * batch, batch * (drafts + 1)))
         round_s += drafting.seconds(batch, drafts)
         ratio = round_s / seconds(Load.decode(batch, context))
         if ratio > drafts + 1:
-            yield Round(weights, batch, drafts, ratio, None, None)
+            yield Round(proposers, weights, batch, drafts, ratio, None, None)
             continue
         enough = bisect_left(range(1000), ratio, key=lambda share: tokens_per_round((share / 1000,) * drafts))
-        yield Round(weights, batch, drafts, ratio, enough / 1000, max((ratio - 1) / drafts, 0.0))
-
-
-def _drafting(config: EngineConfig, hardware: str, context: int) -> _Drafting:
-    """Price a step of the draft model or the EAGLE head a token, or of Medusa heads and parallel drafts at once."""
-    if config.speculation.drafter is None:
-        return _Drafting()
-    if hardware != THIS_MACHINE:
-        raise ConfigError(f"speculate={config.speculation.speculate} is priced on this machine alone, not {hardware}")
-    companion, _ = plan_drafter(config, open_model(config), offers(config.backend.backend))
-    assert companion is not None, "a drafter was asked for"
-
-    def seconds(program: Program, plan: BackendPlan) -> Seconds:
-        time = step_time_here(companion.config, program, plan)
-        return lambda batch, rows: time.seconds(Load(((rows, context + rows - 1),) * batch, batch * rows))
-
-    step = seconds(companion.model.program, companion.plan)
-    source, fold = companion.source, companion.fold
-    if companion.mask_id is not None:
-        return _Drafting(step)
-    if source is None:
-        return _Drafting(lambda batch, drafts: drafts * step(batch, 1))
-    if source.fold is None or fold is None:
-        return _Drafting(lambda batch, drafts: step(batch, 1), source.num_heads)
-    folded = seconds(source.fold, fold)
-    return _Drafting(lambda batch, drafts: folded(batch, 1) + drafts * step(batch, 1))
+        yield Round(proposers, weights, batch, drafts, ratio, enough / 1000, max((ratio - 1) / drafts, 0.0))

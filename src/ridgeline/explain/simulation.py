@@ -1,7 +1,7 @@
 """Run the engine on a fake clock: the real loop, scheduler, cache and strategy, and an executor that lets time pass.
 
 What is simulated is time. Lengths of outputs are the workload's, and their tokens are all the same one, so prefixes of
-equal prompts are shared as greedy outputs would share them. Must not import torch.
+equal prompts are shared as greedy outputs would share them; drafts are right as often as is said. No torch.
 """
 
 import copy
@@ -24,7 +24,8 @@ from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.slo import Slo, parse_slos
-from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
+from ridgeline.core.speculation import SpeculationConfig
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.core.words import counted
 from ridgeline.cost.efficiency import Behind
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
@@ -35,14 +36,17 @@ from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.explain.drafting import RIGHT, SimulatedDrafts, draftings
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
+from ridgeline.program.op import RecurrentState
 from ridgeline.weights.folder import ModelFolder
 
 if TYPE_CHECKING:
     from ridgeline.engine.executor import StepObserver
 
 HEAD = ("", *COLUMNS)
+DRAFT_CONTEXT = 512  # tokens of a sequence, for which steps of what drafts are priced
 
 
 class FakeClock:
@@ -95,7 +99,7 @@ class PricedExecutor:
         clock: FakeClock,
         depth: int,
         seconds: Callable[[StepPlan], float],
-        token: Callable[[SampleRow], int] = lambda row: 0,
+        token: Callable[[SampleRow], int] = lambda row: RIGHT,
     ) -> None:
         self.depth, self.chains = depth, depth > 1
         self.observer: StepObserver | None = None
@@ -159,6 +163,7 @@ class Simulation:
     kv_mean_share: float
     kv_peak_share: float
     busy_share: float
+    drafts: DraftStats
 
     @property
     def sentence(self) -> str:
@@ -170,8 +175,12 @@ class Simulation:
             f"{found.request_throughput_per_s:,.3g} requests/s, "
             f"{counted(self.num_steps, 'step')} of {self.mean_running:.1f} sequences, KV cache up to "
             f"{self.kv_peak_share:.0%} full, {counted(self.num_preemptions, 'preemption')}, "
-            f"{found.cached_prompt_tokens:,} of {found.prompt_tokens:,} prompt tokens cached."
+            f"{found.cached_prompt_tokens:,} of {found.prompt_tokens:,} prompt tokens cached{self._drafted()}."
         )
+
+    def _drafted(self) -> str:
+        drafted, accepted = self.drafts.num_draft_tokens, self.drafts.num_accepted_tokens
+        return f", {accepted:,} of {drafted:,} drafted tokens accepted" if drafted else ""
 
     def lines(self) -> Sequence[Sequence[str]]:
         """Return the cells of a table of latencies in milliseconds, with the columns HEAD."""
@@ -183,7 +192,7 @@ class Simulation:
         """Return all figures as plain data."""
         names = ("model", "machine", "provenance", "num_preemptions", "num_steps", "mean_running", "max_running")
         shares = ("mean_waiting_share", "kv_mean_share", "kv_peak_share", "busy_share")
-        plain = {name: getattr(self, name) for name in (*names, *shares)}
+        plain = {name: getattr(self, name) for name in (*names, *shares)} | {"drafts": self.drafts._asdict()}
         return plain | {"results": asdict(self.results), "sentence": self.sentence}
 
     def to_pandas(self) -> Any:
@@ -204,19 +213,42 @@ def simulate(
     load: Load | None = None,
     hardware: str = THIS_MACHINE,
     goodput: str = "",
+    acceptance: Sequence[float] = (),
     **options: object,
 ) -> Simulation:
     """Run a workload on `this` machine or a datasheet: of a configuration, or of a model with `options` of an engine.
 
     `trace` is a file at its own times instead of a `workload`; `load` says when requests come, all at once without it;
-    `goodput` has objectives such as ttft=500ms,tpot=50ms. Raises ConfigError for what cannot be.
+    `goodput` has objectives such as ttft=500ms,tpot=50ms. Of what `speculate` drafts each token behind right ones is
+    right with the chance that `acceptance` has for its position in a draft, the last one for all behind.
+    Raises ConfigError for what cannot be.
     """
     if isinstance(config, str):
         config = EngineConfig.of(config, **options)
     slos = parse_slos(goodput)
     requests = requests_of(config, workload, None if trace is None else Path(trace), load or Load())
     limit = load.max_concurrency if load is not None else None
-    return run_simulated(simulated_machine(config, hardware), requests, slos=slos, max_concurrency=limit)
+    machine = simulated_machine(replace(config, speculation=SpeculationConfig()), hardware)
+    drafts = simulated_drafts(config, machine, hardware, tuple(acceptance))
+    if drafts is not None:
+        machine = machine.with_config(config, drafts.price.beside)
+    return run_simulated(machine, requests, slos=slos, max_concurrency=limit, drafts=drafts)
+
+
+def simulated_drafts(
+    config: EngineConfig, machine: SimulatedMachine, hardware: str, acceptance: tuple[float, ...]
+) -> SimulatedDrafts | None:
+    """Return what `config` drafts with on a machine, None for nothing. Raises ConfigError without `acceptance`, and for
+    what `draftings` cannot price."""
+    asked = config.speculation
+    if not asked.proposers():
+        if acceptance:
+            raise ConfigError("acceptance is that of drafts, and nothing drafts: speculate=ngram, or draft:MODEL")
+        return None
+    if not acceptance:
+        raise ConfigError(f"speculate={asked.speculate}: say how many drafted tokens are right, as acceptance=0.7")
+    *_, (_, price) = draftings(config, hardware, min(DRAFT_CONTEXT, machine.max_positions))
+    return SimulatedDrafts(asked, acceptance, price, any(isinstance(s, RecurrentState) for s in machine.program.states))
 
 
 def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: Load) -> list[BenchRequest]:
@@ -246,6 +278,7 @@ def run_simulated(
     max_concurrency: int | None = None,
     pace: Callable[[float], float] = lambda seconds: seconds,
     see: Callable[[StepPlan], object] = lambda plan: None,
+    drafts: SimulatedDrafts | None = None,
 ) -> Simulation:
     """Run requests, in order of arrival, on a machine whose steps take what `pace` makes of what is predicted.
 
@@ -272,10 +305,11 @@ def run_simulated(
         age, before = (behind.age + 1, behind.tokens) if plan.follows else (0, num_tokens)
         behind, asked = Behind(age, not last <= seq_ids, plans, len(seq_ids - last), before), planned_load(plan)
         last, num_tokens = seq_ids, asked.num_tokens
-        return pace(seconds(asked, behind))
+        return pace(seconds(asked, behind) + (0.0 if drafts is None else drafts.seconds(plan)))
 
     executor = PricedExecutor(clock, machine.setup.depth, lasting)
-    loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
+    strategy = Autoregressive() if drafts is None else drafts.strategy(clock)
+    loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder, strategy)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
     steps = (recording := recorder.recording(loop.journal)).steps
     run_s, running = steps["run_s"], steps["num_spans"]
@@ -297,4 +331,5 @@ def run_simulated(
         kv_mean_share=float((used * run_s).sum()) / total_s,
         kv_peak_share=float(used.max(initial=0.0)),
         busy_share=total_s / log.duration_s if log.duration_s else 0.0,
+        drafts=next(iter((strategy.drafts() or {}).values()), DraftStats()),
     )
