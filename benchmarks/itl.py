@@ -1,12 +1,12 @@
 """What prompts cost the streams beside them: the time between tokens, for each --max-itl-ratio; loopback.
 
 usage: python -m benchmarks.itl [--model python-9m] [--ratios 0 3] [--streams 4] [--clients 16] [--prompt 1000]
-           [--seconds 8] [--pairs 3] [--speculate off] [--threads N] [--out DIR]
+           [--stream-tokens 900] [--seconds 8] [--pairs 3] [--speculate off] [--threads N] [--out DIR]
 
 Each round starts a server for each ratio in turn, without prefix caching; the prompts come by themselves first, so that
-the memory of the cache has been in use. Some streams decode, and begin again when
-they end: first alone, whose mean time between tokens is the step's, then beside clients that send prompts, one after
-the other, each for one token. The clients are a process of their own. Throughput is that of the streams and that of
+the memory of the cache has been in use. Some streams decode, and begin again when they end, behind the prompts that
+wait: first alone, whose mean time between tokens is the step's, then beside clients that send prompts, one after the
+other, each for one token. The clients are a process of their own. Throughput is that of the streams and that of
 the prompts; a stream's first token counts as no gap. What a bound costs is told by how long the work of a second would
 take apart: its prompts where nothing bounds them, and its streams' tokens alone.
 """
@@ -29,7 +29,6 @@ from benchmarks.engine_process import body
 
 from ridgeline.bench.report import Report
 
-STREAM_TOKENS = 900  # of a context of 1,024
 WARM_S = 1.0
 
 
@@ -66,6 +65,7 @@ class ItlReport(Report):
     num_streams: int
     num_clients: int
     prompt_tokens: int
+    stream_tokens: int = 900
     runs: list[Run]
 
 
@@ -74,6 +74,7 @@ class Streams:
     """Streams that never end, and the seconds between their tokens."""
 
     server: Server
+    num_tokens: int
     poll: select.epoll = field(default_factory=select.epoll)
     connections: dict[int, socket.socket] = field(default_factory=dict)
     heard_s: dict[int, float] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Streams:
 
     def begin(self) -> None:
         """Ask for one more."""
-        connection = self.server.connect(body(prompt=[5, 6, 7], max_tokens=STREAM_TOKENS))
+        connection = self.server.connect(body(prompt=[5, 6, 7], max_tokens=self.num_tokens))
         self.connections[connection.fileno()] = connection
         self.poll.register(connection.fileno(), select.EPOLLIN)
 
@@ -127,7 +128,7 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
     more = ("--max-itl-ratio", str(ratio), "--num-threads", str(options.threads), "--no-prefix-caching")
     more = ["--speculate", options.speculate, *more]
     server = Server(sys.executable, options.model, "--log-level", "warning", *more)
-    streams = Streams(server)
+    streams = Streams(server, options.stream_tokens)
     about = server.port, options.seconds + 2 * WARM_S, options.clients, options.prompt
     try:
         clients.submit(ask_prompts, server.port, WARM_S, options.clients, options.prompt).result()
@@ -140,6 +141,7 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
         beside_ms = streams.listen(options.seconds)
         streams.listen(WARM_S)
         waits_s = asking.result()
+        assert alone_ms and beside_ms, "no stream was running: give them more --stream-tokens"
     finally:
         streams.close()
         server.close()
@@ -190,6 +192,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0, 3], help="--max-itl-ratio of the servers")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--stream-tokens", type=int, default=900, help="of an output, of a context of 1,024")
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of each prompt")
     parser.add_argument("--seconds", type=float, default=8, help="alone, and again beside prompts")
     parser.add_argument("--pairs", type=int, default=3)
@@ -197,6 +200,7 @@ def main() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clients:
         runs = [measure(options, ratio, clients) for _ in range(options.pairs) for ratio in options.ratios]
     sizes = {"num_streams": options.streams, "num_clients": options.clients, "prompt_tokens": options.prompt}
+    sizes["stream_tokens"] = options.stream_tokens
     report = ItlReport(name="itl", model=Path(options.model).name, num_threads=options.threads, **sizes, runs=runs)
     show(report)
     save(options.out, report)

@@ -124,10 +124,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=15)
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--chat", action="store_true", help="ask for what the grammar allows")
-    prompts.add_argument("--examples", action="store_true", help="show some of what the grammar allows")
+    parser.add_argument("--chat", action="store_true", help="ask for what the grammar allows")
+    parser.add_argument("--examples", action="store_true", help="show some of what the grammar allows")
     options = parser.parse_args()
+    if options.chat and options.examples:
+        parser.error("prompts either ask or show: give one of --chat and --examples")
     sizes = {"max_model_len": 256, "max_num_seqs": options.batch_size, "num_threads": options.threads}
     llm = LLM(options.model, quantize=options.quantize, enable_prefix_caching=False, **sizes)
     name = Path(options.model).name

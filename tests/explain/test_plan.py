@@ -159,3 +159,30 @@ def test_figures_side_by_side():
     assert rows["TPOT p50, ms"][1] == 2000
     assert EngineConfig.of("llama-3-8b").scheduler.max_num_seqs == 64  # what "the defaults" are
     assert "<table>" in explain.plan("llama-3-8b", requests(2), **CARD)._repr_html_()
+
+
+@pytest.mark.parametrize(("acceptance", "best"), [((0.9,), "ngram"), ((0.1,), "off")])
+def test_drafts_are_planned_where_they_pay(acceptance, best):
+    config = EngineConfig.of("llama-3-8b", speculate="ngram", num_speculative_tokens=4, adaptive_speculation=False)
+    many = requests(64, prompt=64, output=60) if best == "off" else requests(4, prompt=64, output=120)
+    found = plan(config, many, acceptance=acceptance, **CARD)
+    assert found.chosen.changes["--speculate"] == best
+    assert {each.changes["--speculate"] for each in found.candidates} == {"ngram", "off"}
+    assert shlex.split(found.command).count("--speculate") == 1
+    assert ("--num-speculative-tokens", "4") in itertools.pairwise(shlex.split(found.command))
+    assert any(reason.startswith(f"--speculate {best}, not ") for reason in found.reasons)
+
+
+def test_an_objective_that_drafts_alone_can_meet_is_planned_with_them():
+    config = EngineConfig.of("llama-3-8b", speculate="ngram", num_speculative_tokens=4, adaptive_speculation=False)
+    slos = parse_slos("tpot:3")  # a step takes 5 ms
+    few = requests(2, prompt=64, output=300)
+    with pytest.raises(ConfigError, match="tpot within 3 ms cannot be"):
+        plan("llama-3-8b", few, slos=slos, **CARD)
+    found = plan(config, few, slos=slos, acceptance=(0.9,), max_concurrency=1, **CARD)
+    assert found.is_met and found.chosen.changes["--speculate"] == "ngram"
+
+
+def test_drafts_of_unknown_acceptance_are_not_planned():
+    with pytest.raises(ConfigError, match=r"acceptance=0\.7"):
+        plan(EngineConfig.of("llama-3-8b", speculate="ngram"), requests(2), **CARD)

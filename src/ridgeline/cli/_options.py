@@ -37,6 +37,9 @@ GoodputOption = Annotated[
 TraceOption = Annotated[
     Path | None, typer.Option(help="A trace, Azure's .csv or Mooncake's .jsonl, at its own times: a --workload.")
 ]
+AcceptanceOption = Annotated[
+    str, typer.Option(help="Share of right tokens of --speculate's drafts, behind right ones: 0.7, or 0.8,0.7,0.6.")
+]
 HardwareOption = Annotated[
     str, typer.Option(help="this: the machine here, as it was calibrated; or a datasheet, NAME or NAME:COUNT.")
 ]

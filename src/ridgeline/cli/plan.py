@@ -1,12 +1,13 @@
 """Find the options that meet an objective on a machine, and check them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from ridgeline.bench.load import Load
-from ridgeline.cli._options import HardwareOption, TraceOption, WorkloadOption, with_options
+from ridgeline.cli._options import AcceptanceOption, HardwareOption, TraceOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
 
 LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task", "max_num_seqs"}
@@ -25,6 +26,7 @@ def plan(
     allow: Annotated[
         str, typer.Option(help="Precisions that may be chosen, by commas: int8, int4, kv-int8, kv-fp8, kv-int4.")
     ] = "",
+    acceptance: AcceptanceOption = "",
     verify: Annotated[bool, typer.Option("--verify", help="Run the plan here, and print what was measured.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -38,6 +40,7 @@ def plan(
     from ridgeline.core.errors import ConfigError
     from ridgeline.core.slo import parse_slos
     from ridgeline.core.words import counted
+    from ridgeline.explain.drafting import parse_acceptance
     from ridgeline.explain.planner import HEAD, VERIFIED, compared, run_here
     from ridgeline.explain.planner import plan as planned
     from ridgeline.explain.simulation import requests_of
@@ -47,7 +50,8 @@ def plan(
     slos = parse_slos(slo)
     requests = requests_of(config, workload, trace, load)
     users, allowed = load.max_concurrency, [name.strip() for name in allow.split(",") if name.strip()]
-    found = planned(config, requests, slos=slos, hardware=hardware, allow=allowed, max_concurrency=users)
+    how = partial(planned, config, requests, slos=slos, hardware=hardware, allow=allowed, max_concurrency=users)
+    found = how(acceptance=parse_acceptance(acceptance))
     pairs: Sequence[tuple[str, float, float]] = ()
     if verify and found.is_met:
         pairs = compared(found, summarize(run_here(found.chosen.config, requests, users)))

@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 
 from ridgeline.bench.load import Load
-from ridgeline.cli._options import GoodputOption, HardwareOption, TraceOption, WorkloadOption, with_options
+from ridgeline.cli._options import (
+    AcceptanceOption,
+    GoodputOption,
+    HardwareOption,
+    TraceOption,
+    WorkloadOption,
+    with_options,
+)
 from ridgeline.core.config import EngineConfig
 
 LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task"}  # of a simulation
@@ -20,9 +27,7 @@ def simulate(
     trace: TraceOption = None,
     hardware: HardwareOption = "this",
     goodput: GoodputOption = "",
-    acceptance: Annotated[
-        str, typer.Option(help="Share of right tokens of --speculate's drafts, behind right ones: 0.7, or 0.8,0.7,0.6.")
-    ] = "",
+    acceptance: AcceptanceOption = "",
     replay: Annotated[
         Path | None, typer.Option(help="A file of --journal: run its steps again, and compare the plans.")
     ] = None,
@@ -41,8 +46,15 @@ def simulate(
     from ridgeline.explain.simulation import HEAD
     from ridgeline.explain.simulation import simulate as simulated
 
-    where = {"hardware": hardware, "acceptance": parse_acceptance(acceptance)}
-    found = simulated(config.served(), workload=workload, trace=trace, load=load, goodput=goodput, **where)
+    found = simulated(
+        config.served(),
+        workload=workload,
+        trace=trace,
+        load=load,
+        hardware=hardware,
+        goodput=goodput,
+        acceptance=parse_acceptance(acceptance),
+    )
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
         return

@@ -1,13 +1,14 @@
 """Plan a server: which options meet an objective on a machine, and why not others. Each candidate is simulated.
 
-Searched are precision, as far as it is allowed to lose, sequences at once and tokens a step: what decides most. A plan
-must hold where steps take a tenth longer than predicted. Must not import torch.
+Searched are precision, as far as it is allowed to lose, sequences at once, tokens a step and, where it is said how
+often they are right, drafts: what decides most. A plan must hold where steps take a tenth longer. No torch.
 """
 
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import table
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.engine.build import build_engine
+from ridgeline.explain.drafting import SimulatedDrafts
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.explain.simulation import requests_of, run_simulated
+from ridgeline.explain.simulation import requests_of, run_simulated, simulated_drafts
 from ridgeline.program.pricing import Load as StepLoad
 
 LOSSES = ("int8", "int4", "kv-int8", "kv-fp8", "kv-int4")
@@ -35,6 +37,8 @@ SAME = 0.02  # of throughput: less is no reason to change an option
 HEAD = ("", "output tokens/s", "requests that meet all", "TTFT p50, ms", "TPOT p50, ms")
 SEARCHED = {"--max-num-seqs": "max_num_seqs", "--max-num-batched-tokens": "max_num_batched_tokens"}
 LOSSY = {"--quantize", "--kv-dtype"}
+DRAFTS = "--speculate"
+WITHOUT = {DRAFTS: "off"}
 VERIFIED = 0.15
 
 
@@ -162,41 +166,41 @@ def plan(
     max_concurrency: int | None = None,
     sequences: Sequence[int] | None = None,
     budgets: Sequence[int] | None = None,
+    acceptance: Sequence[float] = (),
 ) -> Plan:
     """Search the configuration that serves `requests` within `slos`, such as ttft=500ms, or at the highest throughput.
 
     A workload's name stands for its requests, all at once; `allow` names what may lose quality: LOSSES. `sequences` at
-    once and `budgets` of tokens a step are those to try. Raises ConfigError for objectives below what one step takes.
+    once and `budgets` of tokens a step are those to try; with what `speculate` drafts, right as often as `acceptance`
+    says (see `simulate`), and without. Raises ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
+    drafting = config.speculation
+    config = replace(config, speculation=replace(drafting, speculate=None))
     requests = requests_of(config, requests, None, Load()) if isinstance(requests, str) else requests
     slos = parse_slos(slos) if isinstance(slos, str) else slos
     if wrong := [name for name in allow if name not in LOSSES]:
         raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
     if not requests:
         raise ConfigError("the workload holds no requests, and a plan is made for some")
-    candidates: list[Candidate] = []
-    impossible: list[ConfigError] = []
-    limits = EngineConfig.of("any").scheduler
-    standard = limits.max_num_seqs, limits.max_num_batched_tokens
+    candidates, impossible = list[Candidate](), list[ConfigError]()
     for precise, flags in _precisions(config, allow):
         try:
             machine = simulated_machine(precise, hardware)
-            check_floor(machine, slos)
+            drafts = simulated_drafts(replace(precise, speculation=drafting), machine, hardware, tuple(acceptance))
+            check_floor(machine, [slo for slo in slos if drafts is None or slo.metric != "tpot"])
         except ConfigError as error:
             impossible.append(error)
             continue
-        longest = max(len(request.prompt) + request.max_tokens for request in requests)
-        for seqs, budget in itertools.product(sequences or SEQUENCES, budgets or BUDGETS):
-            too_large = (seqs > 2 * len(requests) and not sequences) or (budget > 4 * longest and not budgets)
-            if seqs > budget or ((seqs, budget) != standard and too_large):
-                continue
+        ways = [(None, {})] if drafts is None else [(None, WITHOUT), (drafts, {DRAFTS: str(drafting.speculate)})]
+        for (seqs, budget), (way, how) in itertools.product(_sizes(requests, sequences, budgets), ways):
             limits = replace(precise.scheduler, max_num_seqs=seqs, max_num_batched_tokens=budget)
             try:
-                sized = machine.with_config(replace(precise, scheduler=limits))
-                candidates.append(_candidate(sized, flags, requests, slos, max_concurrency))
+                asked = replace(precise, scheduler=limits, speculation=precise.speculation if way is None else drafting)
+                sized = machine.with_config(asked, way and way.price.beside)
+                candidates.append(_candidate(sized, flags | how, requests, slos, max_concurrency, way))
             except ConfigError as error:
-                if (seqs, budget) == standard:
+                if (seqs, budget) == _standard_sizes() and way is None:
                     raise
                 impossible.append(error)  # the cache has no room for it
     if not candidates:
@@ -259,24 +263,42 @@ def _precisions(config: EngineConfig, allow: Sequence[str]) -> list[tuple[Engine
     return found
 
 
+def _standard_sizes() -> tuple[int, int]:
+    limits = EngineConfig.of("any").scheduler
+    return limits.max_num_seqs, limits.max_num_batched_tokens
+
+
+def _sizes(
+    requests: Sequence[BenchRequest], sequences: Sequence[int] | None, budgets: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """Return the sequences at once and tokens a step to try: those given, or the usual ones that are of use."""
+    longest = max(len(request.prompt) + request.max_tokens for request in requests)
+    most = 2 * len(requests), 4 * longest
+
+    def is_of_use(size: tuple[int, int]) -> bool:
+        fits = (sequences or size[0] <= most[0]) and (budgets or size[1] <= most[1])
+        return size[0] <= size[1] and (size == _standard_sizes() or bool(fits))
+
+    return list(filter(is_of_use, itertools.product(sequences or SEQUENCES, budgets or BUDGETS)))
+
+
 def _candidate(
     machine: SimulatedMachine,
     flags: Mapping[str, str],
     requests: Sequence[BenchRequest],
     slos: Sequence[Slo],
     max_concurrency: int | None,
+    drafts: SimulatedDrafts | None,
 ) -> Candidate:
     scheduler, standard = machine.setup.config.scheduler, EngineConfig.of("any").scheduler
     changes = dict(flags)
     for flag, field in SEARCHED.items():
         if getattr(scheduler, field) != getattr(standard, field):
             changes[flag] = str(getattr(scheduler, field))
-    found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
-    attainment, within = 1.0, list[float]()
+    run = partial(run_simulated, machine, requests, slos=slos, max_concurrency=max_concurrency, drafts=drafts)
+    found, attainment, within = run(), 1.0, list[float]()
     if slos:
-        slow = run_simulated(
-            machine, requests, slos=slos, max_concurrency=max_concurrency, pace=lambda seconds: SLOWER * seconds
-        )
+        slow = run(pace=lambda seconds: SLOWER * seconds)
         assert slow.results.goodput is not None
         attainment = slow.results.goodput.attainment
         within = [within_ms(slow.log, slo.metric, SHARE) for slo in slos]

@@ -219,8 +219,8 @@ def simulate(
     """Run a workload on `this` machine or a datasheet: of a configuration, or of a model with `options` of an engine.
 
     `trace` is a file at its own times instead of a `workload`; `load` says when requests come, all at once without it;
-    `goodput` has objectives such as ttft=500ms,tpot=50ms. Of what `speculate` drafts each token behind right ones is
-    right with the chance that `acceptance` has for its position in a draft, the last one for all behind.
+    `goodput` has objectives such as ttft=500ms,tpot=50ms. A token that `speculate` drafts behind right ones is right
+    with the chance that `acceptance` has for its position in a draft, the last one for all behind.
     Raises ConfigError for what cannot be.
     """
     if isinstance(config, str):
@@ -238,8 +238,10 @@ def simulate(
 def simulated_drafts(
     config: EngineConfig, machine: SimulatedMachine, hardware: str, acceptance: tuple[float, ...]
 ) -> SimulatedDrafts | None:
-    """Return what `config` drafts with on a machine, None for nothing. Raises ConfigError without `acceptance`, and for
-    what `draftings` cannot price."""
+    """Return what `config` drafts with on a machine, None for nothing.
+
+    Raises ConfigError where drafts and `acceptance` do not go together, and for what `draftings` cannot price.
+    """
     asked = config.speculation
     if not asked.proposers():
         if acceptance:
@@ -269,6 +271,25 @@ def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: L
     return [replace(r, prompt=tokenizer.encode(r.prompt)) if isinstance(r.prompt, str) else r for r in requests]
 
 
+class _InTurn:
+    """Predicts what each plan of a run takes, by what is around it."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._seconds = machine.step_time.mean_seconds
+        self._behind, self._last, self._num_tokens = Behind(0), set[int](), 0
+
+    def __call__(self, plan: StepPlan, queued: Sequence[StepPlan]) -> float:
+        """Return the seconds of the next plan, behind which others are `queued`."""
+        last, known = self._last, self._behind
+        seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
+        plans = len(queued) > 0 and not queued[0].follows
+        age, before = (known.age + 1, known.tokens) if plan.follows else (0, self._num_tokens)
+        asked = planned_load(plan)
+        self._behind = Behind(age, not last <= seq_ids, plans, len(seq_ids - last), before)
+        self._last, self._num_tokens = seq_ids, asked.num_tokens
+        return self._seconds(asked, self._behind)
+
+
 @collector_paused()
 def run_simulated(
     machine: SimulatedMachine,
@@ -295,19 +316,14 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    seconds, behind, last, num_tokens = machine.step_time.mean_seconds, Behind(0), set[int](), 0
+    predicted_s = _InTurn(machine)
 
-    def lasting(plan: StepPlan) -> float:
-        nonlocal behind, last, num_tokens
+    def seconds(plan: StepPlan) -> float:
         see(plan)
-        seq_ids = last if plan.follows else {span.seq_id for span in plan.spans}
-        plans = len(executor.queued) > 0 and not executor.queued[0].follows
-        age, before = (behind.age + 1, behind.tokens) if plan.follows else (0, num_tokens)
-        behind, asked = Behind(age, not last <= seq_ids, plans, len(seq_ids - last), before), planned_load(plan)
-        last, num_tokens = seq_ids, asked.num_tokens
-        return pace(seconds(asked, behind) + (0.0 if drafts is None else drafts.seconds(plan)))
+        drafting_s = 0.0 if drafts is None else drafts.seconds(plan)
+        return pace(drafting_s + predicted_s(plan, executor.queued))
 
-    executor = PricedExecutor(clock, machine.setup.depth, lasting)
+    executor = PricedExecutor(clock, machine.setup.depth, seconds)
     strategy = Autoregressive() if drafts is None else drafts.strategy(clock)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder, strategy)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
