@@ -183,6 +183,12 @@ def test_an_objective_that_drafts_alone_can_meet_is_planned_with_them():
     assert found.is_met and found.chosen.changes["--speculate"] == "ngram"
 
 
+def test_who_wants_no_drafts_is_told_to_serve_without():
+    found = plan(EngineConfig.of("llama-3-8b", speculate="off"), requests(2), **CARD)
+    assert ("--speculate", "off") in itertools.pairwise(shlex.split(found.command))
+    assert not any("--speculate" in each.changes for each in found.candidates)
+
+
 def test_drafts_of_unknown_acceptance_are_not_planned():
     with pytest.raises(ConfigError, match=r"acceptance=0\.7"):
         plan(EngineConfig.of("llama-3-8b", speculate="ngram"), requests(2), **CARD)

@@ -63,8 +63,10 @@ class SimulatedMachine:
         return "calibrated" if self.step_time.is_rest_fitted and not self.step_time.unfitted else "prior"
 
     def with_config(self, config: EngineConfig, beside: Beside | None = None) -> "SimulatedMachine":
-        """Return the same with other limits and another cache, `beside` what drafts for it. Raises ConfigError where
-        nothing fits."""
+        """Return the same with other limits and another cache, `beside` what drafts for it.
+
+        Raises ConfigError where nothing fits.
+        """
         return replace(self, setup=_setup(config, self.plan, self.program, self.max_positions, beside))
 
 

@@ -175,8 +175,7 @@ def plan(
     says (see `simulate`), and without. Raises ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
-    drafting = config.speculation
-    config = replace(config, speculation=replace(drafting, speculate=None))
+    drafting, config = config.speculation, _without_drafts(config)
     requests = requests_of(config, requests, None, Load()) if isinstance(requests, str) else requests
     slos = parse_slos(slos) if isinstance(slos, str) else slos
     if wrong := [name for name in allow if name not in LOSSES]:
@@ -261,6 +260,12 @@ def _precisions(config: EngineConfig, allow: Sequence[str]) -> list[tuple[Engine
             changed, flags["--kv-dtype"] = replace(changed, cache=replace(config.cache, kv_dtype=kind)), kind
         found.append((changed, flags))
     return found
+
+
+def _without_drafts(config: EngineConfig) -> EngineConfig:
+    """Return a configuration without the drafts that are searched; off stays as it was asked for."""
+    given = config.speculation
+    return replace(config, speculation=replace(given, speculate=None)) if given.proposers() else config
 
 
 def _standard_sizes() -> tuple[int, int]:
