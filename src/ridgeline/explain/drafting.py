@@ -18,11 +18,12 @@ from ridgeline.decoding.strategy import SequenceView
 from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.model import open_model
 from ridgeline.engine.sizing import Beside
-from ridgeline.explain.machine import THIS_MACHINE, step_time_here
-from ridgeline.program.op import Program
+from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, step_time_here
+from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.pricing import Load
 
 Seconds = Callable[[int, int], float]  # of a step, by its sequences and the rows of each
+DRAFT_CONTEXT = 512  # tokens of a sequence, for which steps of what drafts are priced
 RIGHT, WRONG = 0, 1  # tokens of a simulation, whose outputs are all RIGHT
 
 
@@ -113,6 +114,24 @@ class SimulatedDrafts:
         """Return what it took to draft what a plan verifies."""
         drafts = [span.num_optional for span in plan.spans if span.num_optional]
         return self.price.seconds(len(drafts), max(drafts)) if drafts else 0.0
+
+
+def simulated_drafts(
+    config: EngineConfig, machine: SimulatedMachine, hardware: str, acceptance: tuple[float, ...]
+) -> SimulatedDrafts | None:
+    """Return what `config` drafts with on a machine, None for nothing.
+
+    Raises ConfigError where drafts and `acceptance` do not go together, and for what `draftings` cannot price.
+    """
+    asked = config.speculation
+    if not asked.proposers():
+        if acceptance:
+            raise ConfigError("acceptance is that of drafts, and nothing drafts: speculate=ngram, or draft:MODEL")
+        return None
+    if not acceptance:
+        raise ConfigError(f"speculate={asked.speculate}: say how many drafted tokens are right, as acceptance=0.7")
+    *_, (_, price) = draftings(config, hardware, min(DRAFT_CONTEXT, machine.max_positions))
+    return SimulatedDrafts(asked, acceptance, price, any(isinstance(s, RecurrentState) for s in machine.program.states))
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:

@@ -22,10 +22,10 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import table
 from ridgeline.core.slo import Slo, parse_slos
 from ridgeline.engine.build import build_engine
-from ridgeline.explain.drafting import SimulatedDrafts
+from ridgeline.explain.drafting import SimulatedDrafts, simulated_drafts
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.explain.simulation import requests_of, run_simulated, simulated_drafts
+from ridgeline.explain.simulation import requests_of, run_simulated
 from ridgeline.program.pricing import Load as StepLoad
 
 LOSSES = ("int8", "int4", "kv-int8", "kv-fp8", "kv-int4")

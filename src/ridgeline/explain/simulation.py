@@ -36,17 +36,15 @@ from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.explain.drafting import RIGHT, SimulatedDrafts, draftings
+from ridgeline.explain.drafting import RIGHT, SimulatedDrafts, simulated_drafts
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
-from ridgeline.program.op import RecurrentState
 from ridgeline.weights.folder import ModelFolder
 
 if TYPE_CHECKING:
     from ridgeline.engine.executor import StepObserver
 
 HEAD = ("", *COLUMNS)
-DRAFT_CONTEXT = 512  # tokens of a sequence, for which steps of what drafts are priced
 
 
 class FakeClock:
@@ -233,24 +231,6 @@ def simulate(
     if drafts is not None:
         machine = machine.with_config(config, drafts.price.beside)
     return run_simulated(machine, requests, slos=slos, max_concurrency=limit, drafts=drafts)
-
-
-def simulated_drafts(
-    config: EngineConfig, machine: SimulatedMachine, hardware: str, acceptance: tuple[float, ...]
-) -> SimulatedDrafts | None:
-    """Return what `config` drafts with on a machine, None for nothing.
-
-    Raises ConfigError where drafts and `acceptance` do not go together, and for what `draftings` cannot price.
-    """
-    asked = config.speculation
-    if not asked.proposers():
-        if acceptance:
-            raise ConfigError("acceptance is that of drafts, and nothing drafts: speculate=ngram, or draft:MODEL")
-        return None
-    if not acceptance:
-        raise ConfigError(f"speculate={asked.speculate}: say how many drafted tokens are right, as acceptance=0.7")
-    *_, (_, price) = draftings(config, hardware, min(DRAFT_CONTEXT, machine.max_positions))
-    return SimulatedDrafts(asked, acceptance, price, any(isinstance(s, RecurrentState) for s in machine.program.states))
 
 
 def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: Load) -> list[BenchRequest]:
