@@ -6,9 +6,10 @@ usage: python -m benchmarks.itl [--model python-9m] [--ratios 0 3] [--streams 4]
 Each round starts a server for each ratio in turn, without prefix caching; the prompts come by themselves first, so that
 the memory of the cache has been in use. Some streams decode, and begin again when they end, behind the prompts that
 wait: first alone, whose mean time between tokens is the step's, then beside clients that send prompts, one after the
-other, each for one token. The clients are a process of their own. Throughput is that of the streams and that of
-the prompts; a stream's first token counts as no gap. What a bound costs is told by how long the work of a second would
-take apart: its prompts where nothing bounds them, and its streams' tokens alone.
+other, each for one token, then alone again: contexts grow, and so do steps. The clients are a process of their own.
+Throughput is that of the streams and that of the prompts; a stream's first token counts as no gap. What a bound costs
+is told by how long the work of a second would take apart: its prompts where nothing bounds them, and its streams'
+tokens alone.
 """
 
 import argparse
@@ -141,6 +142,7 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
         beside_ms = streams.listen(options.seconds)
         streams.listen(WARM_S)
         waits_s = asking.result()
+        alone_ms = sorted([*alone_ms, *streams.listen(options.seconds)])
         assert alone_ms and beside_ms, "no stream was running: give them more --stream-tokens"
     finally:
         streams.close()
@@ -151,7 +153,7 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
         step_ms=statistics.mean(alone_ms),
         alone_p50_ms=statistics.median(alone_ms),
         alone_p99_ms=p99(alone_ms),
-        alone_tokens_per_s=len(alone_ms) / options.seconds,
+        alone_tokens_per_s=len(alone_ms) / (2 * options.seconds),
         beside_p50_ms=statistics.median(beside_ms),
         beside_p99_ms=p99(beside_ms),
         beside_max_ms=beside_ms[-1],
@@ -194,7 +196,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--stream-tokens", type=int, default=900, help="of an output, of a context of 1,024")
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of each prompt")
-    parser.add_argument("--seconds", type=float, default=8, help="alone, and again beside prompts")
+    parser.add_argument("--seconds", type=float, default=8, help="alone, beside prompts, and alone again")
     parser.add_argument("--pairs", type=int, default=3)
     options = parser.parse_args()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clients:

@@ -1,25 +1,21 @@
-// Measures the ceilings of this machine with the probe kernels, in threads of its own.
+// Measures the ceilings of this machine with the probe kernels, in threads of their own.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
-#if defined(__linux__)
-#include <sched.h>
-#endif
 
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <functional>
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "bind/arguments.h"
 #include "bind/bind.h"
 #include "runtime/isa.h"
+#include "runtime/pool.h"
 
 namespace nb = nanobind;
 
@@ -58,38 +54,9 @@ class Buffer {
   int64_t mapped_bytes_;
 };
 
-// Keeps this thread on a core of its own, in the order in which the process may use them: threads that wait for each
-// other for moments are else woken on one core, and take turns there.
-void keep_on_core([[maybe_unused]] int thread) {
-#if defined(__linux__)
-  cpu_set_t usable, own;
-  if (sched_getaffinity(0, sizeof usable, &usable) || CPU_COUNT(&usable) == 0) return;  // more cores than a set has
-  int left = thread % CPU_COUNT(&usable), core = 0;
-  while (!CPU_ISSET(core, &usable) || left-- > 0) core++;
-  CPU_ZERO(&own);
-  CPU_SET(core, &own);
-  sched_setaffinity(0, sizeof own, &own);
-#endif
-}
-
-// Runs work(t) in `count` threads that start together. Throws std::system_error, before any work, if one cannot start.
-void in_threads(int count, const std::function<void(int)>& work) {
-  enum { kWait, kGo, kCancel };
-  std::atomic<int> gate{kWait};
-  const auto open = [&](int verdict) { gate = verdict, gate.notify_all(); };
-  std::vector<std::jthread> threads;
-  threads.reserve(count);
-  try {
-    for (int t = 0; t < count; t++)
-      threads.emplace_back([&, t] {
-        gate.wait(kWait);
-        if (gate == kGo) keep_on_core(t), work(t);
-      });
-  } catch (...) {
-    open(kCancel);
-    throw;
-  }
-  open(kGo);
+// Runs work(worker) in all threads of a pool.
+void in_workers(Pool& pool, const std::function<void(int)>& work) {
+  pool.run([](void* what, int worker) { (*static_cast<const std::function<void(int)>*>(what))(worker); }, (void*)&work);
 }
 
 // Bytes per second of each repeat. Every thread reads a contiguous share that it touched first; a repeat reads a small
@@ -105,15 +72,15 @@ Readings read_bandwidth(const std::string& level, int num_threads, int64_t buffe
   const Buffer buffer(read_bytes);
   std::vector<Clock::time_point> stamps;
   stamps.reserve(repeats + 2);
-  std::barrier barrier(num_threads, [&]() noexcept { stamps.push_back(Clock::now()); });
   std::atomic<uint64_t> sink{0};
-  in_threads(num_threads, [&](int thread) {
-    uint8_t* const mine = buffer.data + thread * share;
-    for (int64_t at = 0; at < share; at += 64) mine[at] = (uint8_t)thread;
-    barrier.arrive_and_wait();
-    for (int repeat = 0; repeat <= repeats; repeat++) {  // the first one warms up
-      for (int64_t pass = 0; pass < passes; pass++) sink ^= kernels.read(mine, share);
-      barrier.arrive_and_wait();
+  Pool pool(num_threads);
+  in_workers(pool, [&](int worker) {
+    uint8_t* const mine = buffer.data + worker * share;
+    for (int64_t at = 0; at < share; at += 64) mine[at] = (uint8_t)worker;
+    for (int repeat = -1; repeat <= repeats; repeat++) {  // the first one warms up
+      for (int64_t pass = 0; repeat >= 0 && pass < passes; pass++) sink ^= kernels.read(mine, share);
+      pool.barrier();
+      if (worker == 0) stamps.push_back(Clock::now());
     }
   });
   Readings bytes_per_s;
@@ -150,11 +117,11 @@ Readings peak(const std::string& level, const std::string& kind, int num_threads
   const auto loop = [&](int64_t rounds) { return nibbles ? kernels.peak_int4(rounds) : kernels.peak(inputs, rounds); };
 
   std::vector<Readings> rates(repeats, Readings(num_threads));
-  std::barrier barrier(num_threads);
-  in_threads(num_threads, [&](int thread) {
+  Pool pool(num_threads);
+  in_workers(pool, [&](int worker) {
     for (Readings& of_threads : rates) {
-      barrier.arrive_and_wait();
-      of_threads[thread] = rate(loop, seconds);
+      pool.barrier();
+      of_threads[worker] = rate(loop, seconds);
     }
   });
   Readings totals;

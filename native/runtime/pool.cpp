@@ -1,7 +1,9 @@
 #include "runtime/pool.h"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -23,6 +25,8 @@ constexpr int kMaxThreads = 4096;
 // So many wait at a barrier for the count of those that have come, which takes one transfer between cores less than
 // waiting for the last one's word; more of them would slow down those that are coming.
 constexpr int kFewThreads = 4;
+
+thread_local int this_worker = 0;  // in its pool; whoever calls one is its first
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -81,7 +85,8 @@ class FlushSubnormals {
 }  // namespace
 
 Pool::Pool(int num_threads)
-    : num_threads_(num_threads), process_(getpid()), threads_(std::make_unique<std::vector<std::thread>>()) {
+    : num_threads_(num_threads), process_(getpid()), threads_(std::make_unique<std::vector<std::thread>>()),
+      cores_(std::make_unique<std::atomic<int>[]>((size_t)std::clamp(num_threads, 1, kMaxThreads))) {
   if (num_threads < 1 || num_threads > kMaxThreads)
     throw std::invalid_argument("a thread pool has 1 to " + std::to_string(kMaxThreads) + " threads, not " +
                                 std::to_string(num_threads));
@@ -162,6 +167,7 @@ void Pool::call(void (*body)(void*, int), void* context) {
   body_ = body;
   context_ = context;
   if (num_threads_ == 1) return;
+  note_core();
   call_.fetch_add(1);
   call_.notify_all();
 }
@@ -173,6 +179,7 @@ int64_t Pool::wait_while(const std::atomic<int64_t>& value, int64_t old) {
 
 void Pool::barrier(int arrivals) {
   if (num_threads_ == 1 || alone_) return;
+  note_core();
   const bool few = num_threads_ <= kFewThreads;
   const uint32_t phase = few ? 0 : phase_.load();
   const uint64_t threads = (uint64_t)num_threads_, arrival = arrived_.fetch_add((uint64_t)arrivals);
@@ -187,6 +194,7 @@ void Pool::barrier(int arrivals) {
   const auto passed = [&] { return (few || phase_.load() != phase) && arrived_.load() >= all; };
   if (spin_until(passed, kBarrierSpinNs)) return;
   const int64_t start = now_ns();
+  leave_shared_core();
   parked_.fetch_add(1);
   for (;;) {
     const uint32_t seen = phase_.load();
@@ -197,14 +205,40 @@ void Pool::barrier(int arrivals) {
   held_up_ns_.fetch_add(now_ns() - start);
 }
 
+void Pool::note_core() {
+#if defined(__linux__)
+  std::atomic<int>& noted = cores_[this_worker];
+  if (const int core = sched_getcpu(); noted.load(std::memory_order_relaxed) != core)
+    noted.store(core, std::memory_order_relaxed);
+#endif
+}
+
+void Pool::leave_shared_core() {
+#if defined(__linux__)
+  note_core();
+  const auto workers_on = [&](int core) { return std::count(&cores_[0], &cores_[0] + num_threads_, core); };
+  cpu_set_t usable, own;
+  if (workers_on(cores_[this_worker]) == 1 || sched_getaffinity(0, sizeof usable, &usable)) return;
+  for (int core = 0; core < CPU_SETSIZE; core++) {
+    if (!CPU_ISSET(core, &usable) || workers_on(core)) continue;
+    CPU_ZERO(&own);
+    CPU_SET(core, &own);
+    if (!sched_setaffinity(0, sizeof own, &own)) sched_setaffinity(0, sizeof usable, &usable);
+    return note_core();
+  }
+#endif
+}
+
 void Pool::work(int worker) {
   const FlushSubnormals flush;
+  this_worker = worker;
   uint32_t seen = 0;
   while (true) {
     if (!spin_until([&] { return call_.load() != seen; }, kIdleSpinNs))
       while (call_.load() == seen) call_.wait(seen);
     seen++;
     if (stop_.load()) return;
+    leave_shared_core();
     body_(context_, worker);
     barrier();
   }

@@ -53,6 +53,10 @@ class Pool {
   void call(void (*body)(void*, int), void* context);
   void finish_started();
   void work(int worker);
+  void note_core();
+  // Goes to a core that no worker has, where another is on this one. The system may wake two on one core while others run
+  // for a moment, and leaves them there: they take turns, and each turn begins when the other has waited in vain.
+  void leave_shared_core();
   void stop();
   bool is_orphan() const;
 
@@ -70,6 +74,7 @@ class Pool {
   alignas(64) std::atomic<int64_t> held_up_ns_{0};  // of all workers together
   alignas(64) std::atomic<bool> stop_{false};
   std::unique_ptr<std::vector<std::thread>> threads_;
+  std::unique_ptr<std::atomic<int>[]> cores_;  // of each worker, when it came to a barrier last
 };
 
 }  // namespace ridgeline

@@ -8,6 +8,7 @@ namespace {
 constexpr double kMinGain = 0.9;    // of the time: less is noise
 constexpr double kDisturbed = 3.0;  // times the usual: something else has the core
 constexpr double kSmoothing = 0.2;
+constexpr int kCold = 4;  // first steps, of which the shortest counts: caches fill in the others, and threads wake
 // Seconds of a step without the waiting. A worker without a core costs some milliseconds at a barrier: longer steps lose
 // little by that, and would lose more by one that is tried on one worker.
 constexpr double kLongest = 0.010;
@@ -28,8 +29,12 @@ void Team::observe(double seconds, double held_up) {
     return;
   }
   shortest_ = std::min(shortest_, seconds - held_up);
-  const bool disturbed = seconds_ > 0 && seconds > kDisturbed * seconds_;
-  seconds_ = seconds_ > 0 ? seconds_ + kSmoothing * (seconds - seconds_) : seconds;
+  const bool disturbed = seconds > kDisturbed * seconds_, is_cold = num_steps_ < kCold;
+  num_steps_ += is_cold;
+  if (is_cold)
+    seconds_ = std::min(seconds_, seconds);
+  else  // one that took much longer than usual says little of the next: its caller may have come late
+    seconds_ += kSmoothing * (std::min(seconds, kDisturbed * seconds_) - seconds_);
   steps_left_--;
   trying_ = shortest_ <= kLongest && (steps_left_ <= 0 || (disturbed && !alone_));
 }

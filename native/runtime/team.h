@@ -21,8 +21,9 @@ class Team {
 
   bool alone_ = false;            // what is best so far
   bool trying_ = false;           // the next step tries the other way
-  double seconds_ = 0;            // of a step the best way, smoothed
+  double seconds_ = std::numeric_limits<double>::infinity();   // of a step the best way, smoothed
   double shortest_ = std::numeric_limits<double>::infinity();  // of such steps, what held them up not counted
+  int num_steps_ = 0;  // such steps, until it is known what one takes
   int64_t interval_ = kFirstInterval;
   int64_t steps_left_ = kFirstInterval;  // before the other way is tried again
 };

@@ -323,3 +323,44 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), generate() == expected)
 """
     assert finish(python(code), told="build the engine after the fork") == "7 True\n"
+
+
+SHARE = """
+import os, subprocess, sys, time
+import numpy as np
+from ridgeline import _native
+
+def core_of(thread):
+    return int(open(f"/proc/self/task/{thread}/stat").read().rsplit(")", 1)[1].split()[36])
+
+usable, apart = os.sched_getaffinity(0), 0
+here, *others = sorted(usable)
+threads = set(os.listdir("/proc/self/task"))
+pool = _native.Pool(2)
+(worker,) = [int(each) for each in set(os.listdir("/proc/self/task")) - threads]
+data = np.zeros(2**17, np.uint8)
+part = (data.ctypes.data + 63) // 64 * 64, 2**16  # address, bytes
+spin = "import os, sys\\nos.sched_setaffinity(0, {int(sys.argv[1])})\\nwhile True: pass"
+busy = [subprocess.Popen([sys.executable, "-c", spin, str(core)]) for core in others]
+try:
+    os.sched_setaffinity(0, {here})
+    time.sleep(0.3)  # until they are
+    for _ in range(10):
+        os.sched_setaffinity(worker, {here})
+        os.sched_setaffinity(worker, usable)
+        for _ in range(20):
+            _native.read_all("portable", pool, *part)
+        apart += core_of(worker) != here
+        assert os.sched_getaffinity(worker) == usable
+finally:
+    for process in busy:
+        process.kill()
+print(apart)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_workers_leave_a_core_that_they_share():
+    """Where all other cores are busy the system leaves them on one, in turns: they part, and are bound to none."""
+    found = subprocess.run([sys.executable, "-c", SHARE], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert int(found.stdout or -1) > 5, found

@@ -49,6 +49,23 @@ def test_a_disturbance_is_answered_at_once_and_forgotten_when_it_ends():
     assert num_alone < 300
 
 
+def test_the_first_steps_are_slow_for_all():
+    """Caches are cold and threads asleep: such a step says nothing of what one worker would take."""
+    times = iter([12.0, 2.0])
+    _, num_alone = run(_native.Team(), lambda alone: 1.6 if alone else next(times, 1.0), 12)
+    assert num_alone == 1
+
+
+def test_one_step_that_takes_long_says_little_of_the_next():
+    """Its caller may have come late: one worker, who is slower, must not be taken for it."""
+    team = _native.Team()
+    run(team, lambda alone: 1.8 if alone else 1.0, 100)
+    assert not team.alone
+    team.observe(0.010)
+    _, num_alone = run(team, lambda alone: 1.8 if alone else 1.0, 9)
+    assert num_alone == 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_single_hiccups_cost_little(seed):
     generator = random.Random(seed)

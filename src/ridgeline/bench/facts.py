@@ -77,7 +77,7 @@ def software_facts() -> SoftwareFacts:
     return SoftwareFacts(
         ridgeline=_version("ridgeline"),
         commit=_git(package, "rev-parse", "HEAD") if tracked else None,
-        uncommitted_changes=tracked and bool(_git(package, "status", "--porcelain", "--", ".")),
+        uncommitted_changes=tracked and bool(_git(package, "status", "--porcelain", "--", ".", ":/native")),
         python=platform.python_version(),
         torch=_version("torch"),
         numpy=_version("numpy"),
