@@ -1,7 +1,10 @@
 """Files appear whole or not at all."""
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,19 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkey
     assert len(list(tmp_path.iterdir())) == 1 + len(kept)
     remove_cut_off(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_file_of_safetensors_that_was_cut_off_is_removed(tmp_path):
+    code = "import sys, numpy as np\nfrom safetensors.numpy import save_file\nzeros = {'a': np.zeros(2**24)}\n"
+    code += "while True: save_file(zeros, sys.argv[1])"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "model.safetensors")]) as process:
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.glob(".*")):
+            assert process.poll() is None and time.monotonic() < deadline
+        process.kill()
+    assert any(tmp_path.glob(".*"))
+    remove_cut_off(tmp_path)
+    assert not any(tmp_path.glob(".*"))
 
 
 def test_the_system_is_asked_for_every_byte_of_files_in_order(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def remove_cut_off(folder: Path) -> None:
-    """Remove what processes left that were killed in `write_whole`; nobody may write in the folder meanwhile."""
+    """Remove what processes left that were killed in `write_whole`, or amid a file of safetensors.
+
+    Nobody may write in the folder meanwhile.
+    """
     for path in folder.glob(".*"):
-        if path.suffix[1:].isdecimal():
+        if path.suffix[1:].isdecimal() or re.fullmatch(r"\.tmp\w{6}", path.name):
             path.unlink()
