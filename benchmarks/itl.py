@@ -142,6 +142,7 @@ def measure(options: argparse.Namespace, ratio: float, clients: ProcessPoolExecu
         beside_ms = streams.listen(options.seconds)
         streams.listen(WARM_S)
         waits_s = asking.result()
+        streams.listen(WARM_S)  # what came while nobody listened is no gap of theirs
         alone_ms = sorted([*alone_ms, *streams.listen(options.seconds)])
         assert alone_ms and beside_ms, "no stream was running: give them more --stream-tokens"
     finally:
