@@ -1,13 +1,13 @@
 """What a process of its own costs the engine, and what kill -9 and SIGSTOP of it do to a server; loopback.
 
 usage: python -m benchmarks.engine_process [--model python-9m] [--pairs 15] [--kills 20] [--streams 64]
-           [--stops 20] [--busy 0] [--out DIR]
+           [--tokens 512] [--stops 20] [--busy 0] [--out DIR]
 
 Price: two servers, with the engine in a thread and in a process, are asked in turns for one token at a time (TTFT) and
-by 64 streams at once (tokens/s). Kills: while 64 streams run, the engine's process is killed, and each stream's last
-words are counted, and then what is still taken; a server ends itself at its fifth death within ten minutes, so it is
-replaced before. Stops: beside 64 streams and as many busy processes as --busy says, /ready is asked for a while, and
-must not say 503; then the engine is stopped, again and again, and it must.
+by 64 streams at once, of so many tokens that most steps have all of them (tokens/s). Kills: while 64 streams run, the
+engine's process is killed, and each stream's last words are counted, and then what is still taken; a server ends itself
+at its fifth death within ten minutes, so it is replaced before. Stops: beside 64 streams and as many busy processes as
+--busy says, /ready is asked for a while, and must not say 503; then the engine is stopped, often, and it must.
 """
 
 import argparse
@@ -80,6 +80,7 @@ class ProcessReport(Report):
 
     model: str
     num_streams: int
+    max_tokens: int
     pairs: list[Pair]
     kills: list[Kill]
     stops: Stops | None
@@ -115,7 +116,7 @@ async def ttft_ms(port: int, count: int = 40) -> float:
     return statistics.median(waits) * 1000
 
 
-async def tokens_per_s(port: int, num_streams: int, max_tokens: int = 128) -> float:
+async def tokens_per_s(port: int, num_streams: int, max_tokens: int) -> float:
     began = time.perf_counter()
     data = body(prompt=PROMPT, max_tokens=max_tokens)
     texts = await asyncio.gather(*(ask(port, data) for _ in range(num_streams)))
@@ -133,7 +134,8 @@ def measure_price(options: argparse.Namespace) -> list[Pair]:
             found: dict[str, float] = {}
             for name in kinds if number % 2 else reversed(kinds):
                 found[f"{name}_ttft_ms"] = asyncio.run(ttft_ms(servers[name].port))
-                found[f"{name}_tokens_per_s"] = asyncio.run(tokens_per_s(servers[name].port, options.streams))
+                speed = asyncio.run(tokens_per_s(servers[name].port, options.streams, options.tokens))
+                found[f"{name}_tokens_per_s"] = speed
             if number:  # the first is to warm up
                 pairs.append(Pair(**found))
     finally:
@@ -263,6 +265,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=512, help="of each stream")
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--busy", type=int, default=0)
     options = parser.parse_args()
@@ -270,6 +273,7 @@ def main() -> None:
         name="engine-process",
         model=options.model,
         num_streams=options.streams,
+        max_tokens=options.tokens,
         pairs=measure_price(options) if options.pairs else [],
         kills=measure_kills(options),
         stops=measure_stops(options) if options.stops else None,
