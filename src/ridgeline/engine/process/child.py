@@ -154,7 +154,7 @@ class EngineProcess:
 
 
 def give_way() -> None:
-    """Have this thread, and those that it starts, preempt nobody when they wake: neither the server nor its clients,
+    """Let this thread, and those that it starts, preempt nobody when they wake: neither the server nor its clients,
     which have little to do and are waited for. Their share of the time stays as it is."""
     if sys.platform == "linux":
         with suppress(OSError):  # a sandbox may forbid it
