@@ -3,13 +3,13 @@
 usage: python -m benchmarks.plans MODEL [--objectives throughput tpot ttft] [--rounds N] [--requests 48] [--input 96]
                                   [--output 32]
 
-The machine is calibrated for the model first. Each objective is planned by simulation; then the plan is run five times,
-and each point of the grid twice, there and back, in this process, both `--rounds` times: medians. It holds where at
-least 95 % of its requests are within the objective, where what it promises is within 15 % of what is measured, and
-where no point of the grid that meets the objective makes over 10 % more tokens a second. `tpot` is the time that 8
-sequences need at the length of the requests, and a quarter more, with all requests at once. `ttft` is for 8 users who
-ask again and again: the grid is run once more before, and what 95 % of the requests stayed within at its quickest
-point, and as much more as a plan allows for slow steps and wrong predictions, is the objective.
+The machine is calibrated for the model first. Each objective is planned by simulation; then, in each of `--rounds`
+rounds, the plan is run four times, and each point of the grid twice, there and back, in this process: medians. A plan
+holds where at least 95 % of its requests are within the objective, where what it promises is within 15 % of what is
+measured, and where no point of the grid that meets the objective makes over 10 % more tokens a second. `tpot` is the
+time that 8 sequences need at the length of the requests, and a quarter more, with all requests at once. `ttft` is for 8
+users who ask again and again: the grid is run once more before, and what 95 % of the requests stayed within at its
+quickest point, and as much more as a plan allows for slow steps and wrong predictions, is the objective.
 """
 
 import argparse

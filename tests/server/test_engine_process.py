@@ -75,16 +75,6 @@ def later_stats(live: LiveServer) -> EngineStats:
     return live.engine.stats()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such policy")
-def test_compute_threads_preempt_neither_server_nor_clients(shared: LiveServer) -> None:
-    process_id = shared.engine.process_id
-    assert process_id is not None
-    policies = {os.sched_getscheduler(int(each.name)) for each in Path(f"/proc/{process_id}/task").iterdir()}
-    assert os.sched_getscheduler(process_id) == os.SCHED_BATCH  # its main thread, which computes
-    assert os.SCHED_OTHER in policies  # the one that listens
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes an engine that is stopped for one that works: clients take their time on a busy machine."""
     monkeypatch.setattr(client, "QUIET_S", PATIENCE_S)
@@ -93,6 +83,16 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ready(live: LiveServer) -> bool:
     return live.client.get("/ready").status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such policy")
+def test_the_engine_preempts_neither_server_nor_clients(shared: LiveServer) -> None:
+    process_id = shared.engine.process_id
+    assert process_id is not None
+    policies = {os.sched_getscheduler(int(each.name)) for each in Path(f"/proc/{process_id}/task").iterdir()}
+    assert os.sched_getscheduler(process_id) == os.SCHED_BATCH  # its main thread, which computes
+    assert os.SCHED_OTHER in policies  # the one that listens
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_outputs_are_those_of_a_thread(shared: LiveServer) -> None:
