@@ -135,7 +135,7 @@ def stretched(part: Part, machine: SimulatedMachine, share: float, slowness: flo
     """The requests at times at which steps so much slower than predicted keep the machine busy for a share of them."""
     stretch = slowness * run_simulated(machine, at_times(part, 0.0)).log.duration_s / part[-1].arrival_s / share
     for _ in range(STRETCH_ROUNDS):
-        found = run_simulated(machine, at_times(part, stretch), pace=lambda seconds: slowness * seconds)
+        found = run_simulated(machine, at_times(part, stretch), pace=lambda _, seconds: slowness * seconds)
         stretch *= found.busy_share / share
     return at_times(part, stretch)
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from ridgeline import explain
@@ -84,7 +85,7 @@ def test_slots_blocks_and_prefixes_are_the_engines_own():
 
 def test_slower_steps_are_slower_by_as_much():
     machine = on_card()
-    one, slow = (run_simulated(machine, requests(4), pace=lambda s, f=f: f * s) for f in (1, 1.25))
+    one, slow = (run_simulated(machine, requests(4), pace=lambda _, s, f=f: f * s) for f in (1, 1.25))
     assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
 
 
@@ -127,13 +128,27 @@ def test_the_pace_of_a_recording_takes_as_long_as_it_did_and_starts_again():
     as_it_was = run_simulated(machine, requests(4))
     steps = as_it_was.recording.steps.copy()
     steps["run_s"][1::2] *= 3  # something took the machine in every other step
-    slow = replace(as_it_was.recording, steps=steps)
+    steps["start_s"] = np.append(0.0, np.cumsum(steps["run_s"])[:-1])
+    outputs = as_it_was.recording.outputs.copy()
+    outputs["arrival_s"] += 5.0
+    slow = replace(as_it_was.recording, steps=steps, outputs=outputs)
+    slow.steps["start_s"] += 5.0
     pace = RecordedPace(machine, slow)
-    for pace_of_run in (pace, pace.from_start()):
-        again = run_simulated(machine, requests(4), pace=pace_of_run).recording
-        assert again.steps["run_s"] == pytest.approx(steps["run_s"])
+    again = run_simulated(machine, requests(4), pace=pace).recording
+    assert again.steps["run_s"] == pytest.approx(steps["run_s"])
     total_s, lasted_s = as_it_was.recording.steps["run_s"].sum(), steps["run_s"].sum()
-    assert pace.from_start()(2.5 * total_s) == pytest.approx(2 * lasted_s + pace.from_start()(total_s / 2))
+    assert pace(0.0, 2.5 * total_s) == pytest.approx(2 * lasted_s + pace(0.0, total_s / 2))
+    assert pace(2 * lasted_s, total_s / 2) == pytest.approx(pace(0.0, total_s / 2))
+
+
+def test_the_pace_goes_by_the_clock_and_not_by_what_was_computed():
+    machine = on_card()
+    busy = run_simulated(machine, requests(6, gap_s=10.0), pace=lambda begin_s, s: s * (4 if begin_s < 25 else 1))
+    few = [replace(each, max_tokens=2) for each in requests(6, gap_s=10.0)]
+    usual = run_simulated(machine, few).log.records
+    found = run_simulated(machine, few, pace=RecordedPace(machine, busy.recording)).log.records
+    ratios = [then.e2el_s / before.e2el_s for then, before in zip(found, usual)]
+    assert ratios == pytest.approx([4, 4, 4, 1, 1, 1])
 
 
 def test_a_model_here_is_sized_as_it_would_start():

@@ -70,7 +70,7 @@ def test_fewer_run_at_once_where_more_would_miss_it():
     rate_per_s, chats = start._chats(device, found.scheduler.max_num_seqs)
     slos = parse_slos(f"tpot={limit_ms:.6f}ms")
     machine = simulated_machine(found)
-    again = run_simulated(machine, chats, slos=slos, pace=lambda s: start.SLOWER * s).results.goodput
+    again = run_simulated(machine, chats, slos=slos, pace=lambda _, s: start.SLOWER * s).results.goodput
     assert again.attainment >= 0.95 and f"for {again.attainment:.0%} of {rate_per_s:,.3g} chats/s" in reason
 
 

@@ -161,7 +161,7 @@ class _Gains:
         else:
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             machine = replace(machine, step_time=time.with_rest(was.step_time.rest))
-            then = run_simulated(machine, requests, pace=pace.from_start(), max_concurrency=most).results
+            then = run_simulated(machine, requests, pace=pace, max_concurrency=most).results
         now, later = _MEASURES[rule.effect](before), _MEASURES[rule.effect](then)
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
@@ -173,7 +173,7 @@ class _Gains:
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES), with_ops=False))
             pace = RecordedPace(fitted, recording)
-            results = run_simulated(fitted, self._requests, pace=pace.from_start()).results
+            results = run_simulated(fitted, self._requests, pace=pace).results
             self._was[is_prior] = fitted, pace, results
         return self._was[is_prior]
 

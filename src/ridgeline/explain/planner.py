@@ -303,7 +303,7 @@ def _candidate(
     run = partial(run_simulated, machine, requests, slos=slos, max_concurrency=max_concurrency, drafts=drafts)
     found, attainment, within = run(), 1.0, list[float]()
     if slos:
-        slow = run(pace=lambda seconds: SLOWER * seconds)
+        slow = run(pace=lambda _, seconds: SLOWER * seconds)
         assert slow.results.goodput is not None
         attainment = slow.results.goodput.attainment
         within = [within_ms(slow.log, slo.metric, SHARE) for slo in slos]

@@ -4,7 +4,6 @@ What is simulated is time. Lengths of outputs are the workload's, and their toke
 equal prompts are shared as greedy outputs would share them; drafts are right as often as is said. No torch.
 """
 
-import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.load import Load
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ridgeline.engine.executor import StepObserver
 
 HEAD = ("", *COLUMNS)
+SecondsArray = npt.NDArray[np.float64]
 
 
 class FakeClock:
@@ -62,31 +63,38 @@ class FakeClock:
 
 
 class RecordedPace:
-    """Lets steps take as long as their predicted seconds took in a recording, one after the other, again and again.
+    """Lets steps take as long as others, predicted to take as long, took at the same time of a recording.
 
-    So what else a machine does makes many short steps, or few long ones, longer by as much in all.
+    So what else a machine does at a time makes many short steps, or few long ones, longer by as much in all. Where a
+    recording had no steps its mean counts; behind its end it comes again.
     """
 
     def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
-        seconds, timed = machine.step_time.mean_seconds, list(recording.timed())
-        self._predicted = np.cumsum([0.0, *(seconds(load, behind) for load, behind, _ in timed)])
-        self._measured = np.cumsum([0.0, *(measured_s for _, _, measured_s in timed)])
-        self._at_s = 0.0
+        steps, seconds = recording.steps, machine.step_time.mean_seconds
+        timed = list(recording.timed())
+        predicted_N = np.array([seconds(load, behind) for load, behind, _ in timed]) * steps["num_rounds"]
+        measured_N = np.array([measured_s for _, _, measured_s in timed]) * steps["num_rounds"]
+        end_N = steps["start_s"] + steps["plan_s"] + steps["run_s"]
+        if recording.setup is None or recording.setup.depth == 1:
+            end_N = end_N + steps["commit_s"] + steps["render_s"]
+        first_s = float((end_N - measured_N).min())
+        first_s = min(first_s, float(recording.outputs["arrival_s"].min(initial=first_s)))
+        between_N = np.maximum(np.diff(end_N, prepend=first_s) - measured_N, 0.0)
+        share = float(predicted_N.sum() / measured_N.sum())
+        # Two points a step: its beginning and its end.
+        self._at_s = np.append(0.0, np.cumsum(np.stack([between_N, measured_N], 1)))
+        self._predicted_s = np.append(0.0, np.cumsum(np.stack([between_N * share, predicted_N], 1)))
 
-    def from_start(self) -> "RecordedPace":
-        """Return the pace for another run."""
-        found = copy.copy(self)
-        found._at_s = 0.0
-        return found
+    def __call__(self, begin_s: float, predicted_s: float) -> float:
+        """Return the seconds of a step that begins at `begin_s` of the recording."""
+        until_s = _passed(begin_s, self._at_s, self._predicted_s) + predicted_s
+        return _passed(until_s, self._predicted_s, self._at_s) - begin_s
 
-    def __call__(self, predicted_s: float) -> float:
-        """Return the seconds of a step that follows the last one."""
-        begin_s, self._at_s = self._at_s, self._at_s + predicted_s
-        return self._until(self._at_s) - self._until(begin_s)
 
-    def _until(self, at_s: float) -> float:
-        rounds, rest_s = divmod(at_s, float(self._predicted[-1]))
-        return rounds * float(self._measured[-1]) + float(np.interp(rest_s, self._predicted, self._measured))
+def _passed(at: float, ats_N: SecondsArray, values_N: SecondsArray) -> float:
+    """Return the value at a point of a line that begins at 0 and is repeated behind its end."""
+    rounds, rest = divmod(at, float(ats_N[-1]))
+    return rounds * float(values_N[-1]) + float(np.interp(rest, ats_N, values_N))
 
 
 class PricedExecutor:
@@ -277,11 +285,11 @@ def run_simulated(
     *,
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
-    pace: Callable[[float], float] = lambda seconds: seconds,
+    pace: Callable[[float, float], float] = lambda begin_s, seconds: seconds,
     see: Callable[[StepPlan], object] = lambda plan: None,
     drafts: SimulatedDrafts | None = None,
 ) -> Simulation:
-    """Run requests, in order of arrival, on a machine whose steps take what `pace` makes of what is predicted.
+    """Run requests, in order of arrival, on a machine whose steps take what `pace` makes of begin and prediction.
 
     `see` is shown each plan as it runs: its block tables are gone afterwards.
     Raises ConfigError for a request that the context has no room for.
@@ -301,7 +309,7 @@ def run_simulated(
     def seconds(plan: StepPlan) -> float:
         see(plan)
         drafting_s = 0.0 if drafts is None else drafts.seconds(plan)
-        return pace(drafting_s + predicted_s(plan, executor.queued))
+        return pace(clock.now_s, drafting_s + predicted_s(plan, executor.queued))
 
     executor = PricedExecutor(clock, machine.setup.depth, seconds)
     strategy = Autoregressive() if drafts is None else drafts.strategy(clock)
