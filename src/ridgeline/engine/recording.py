@@ -77,13 +77,19 @@ class Recording:
     around: Records
     cache_reasons: tuple[str, ...]
 
+    @property
+    def began_s(self) -> float:
+        """When the first request came, or the first step began, of a server's clock."""
+        return min(float(self.steps["start_s"].min()), float(self.outputs["arrival_s"].min(initial=np.inf)))
+
     def spans_of(self, step: np.void) -> Records:
         """Return the spans of a step record, as they were in that step."""
         return spans_of(step, self.spans)
 
     def timed(self, most: int | None = None) -> Iterator[tuple[Load, Behind, float]]:
         """Yield what each step computed, what it follows, and its seconds; of `most` steps at most, far apart."""
-        told = timed_steps(self.steps, self.spans, 1 if self.setup is None else self.setup.depth)
+        spans = self.spans[int(self.steps["first_span"][0]) if len(self.steps) else 0 :]
+        told = timed_steps(self.steps, spans, 1 if self.setup is None else self.setup.depth)
         return islice(told, 0, None, 1 if most is None else -(-len(self.steps) // most))
 
     def hashes_of(self, output: np.void, kind: str = "hash") -> list[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.metrics import Results
-from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.words import counted
@@ -19,9 +18,10 @@ from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import SimulatedMachine, recorded_machine, simulated_machine
-from ridgeline.explain.replaying import REPLAYED, RecordedTokens, recorded_requests
+from ridgeline.explain.recorded_workload import RecordedWorkload
+from ridgeline.explain.replaying import REPLAYED
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
-from ridgeline.explain.simulation import RecordedPace, run_simulated
+from ridgeline.explain.simulation import RecordedPace
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
 FEW = 32  # steps that tell what of a machine is calibrated
@@ -97,7 +97,7 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
         raise ConfigError("the recording holds no finished request: there is nothing to examine")
     if setup.strategy not in REPLAYED:
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
-    requests = _requests(recording, setup.layout.block_size)
+    workload = RecordedWorkload.of(recording, setup.layout.block_size)
     measured_s = step_seconds(recording.steps, setup.depth).sum()
     machine = recorded_machine(setup)
     drafts = setup.strategy == "speculative" and bool((recording.spans["num_rows"] > 1).any())
@@ -105,12 +105,12 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
         seconds = machine.step_time.mean_seconds
         match = float(sum(seconds(load, behind) for load, behind, _ in recording.timed()) / measured_s)
     else:
-        match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / measured_s)
+        match = float(workload.run(machine).recording.steps["run_s"].sum() / measured_s)
     evidence = Evidence(recording, setup, machine.setup.config, machine, drafts)
-    gains = _Gains(evidence, requests)
+    gains = _Gains(evidence, workload)
     found = [_found(rule, sign, gains) for rule in RULES if (sign := rule.look(evidence)) is not None]
     worth = [each for each in found if each.gain is None or each.gain >= FIX_GAIN]
-    return Diagnosis(len(recording.steps), len(requests), match, worth, not drafts)
+    return Diagnosis(len(recording.steps), len(workload.whole), match, worth, not drafts)
 
 
 def _found(rule: Rule, sign: Sign, gains: "_Gains") -> Finding:
@@ -128,8 +128,8 @@ def _found(rule: Rule, sign: Sign, gains: "_Gains") -> Finding:
 class _Gains:
     """Simulates the requests as they were, and with a change: with what was around ops, at the pace of the machine."""
 
-    def __init__(self, evidence: Evidence, requests: list[BenchRequest]) -> None:
-        self._evidence, self._requests = evidence, requests
+    def __init__(self, evidence: Evidence, workload: RecordedWorkload) -> None:
+        self._evidence, self._workload = evidence, workload
         self._was: dict[bool, tuple[SimulatedMachine, RecordedPace, Results]] = {}
 
     def undisturbed(self) -> float | None:
@@ -138,17 +138,17 @@ class _Gains:
         if not machine.step_time.is_rest_fitted:
             return None
         _, _, was = self._as_it_was(is_prior=False)
-        now, then = _mean_ms(was), _mean_ms(run_simulated(machine, self._requests).results)
+        now, then = _mean_ms(was), _mean_ms(self._workload.run(machine).results)
         return now / then if now and then else None
 
     def of(self, cure: EngineConfig | Other, rule: Rule) -> tuple[float | None, Provenance]:
         """Return how many times the rule's effect comes, and where that is from."""
-        here, requests, most = self._evidence.machine, self._requests, None
+        here, workload, most = self._evidence.machine, self._workload, None
         machine = simulated_machine(cure) if isinstance(cure, EngineConfig) else here
         if cure == "all at once":
-            requests, most = [replace(each, arrival_s=0.0) for each in requests], AT_ONCE
+            workload, most = workload.at_once(), AT_ONCE
         elif cure == "prompts sorted":
-            requests = self._evidence.sorted_prompts(requests)
+            workload = workload.sorted_prompts(self._evidence)
         for load, behind, _ in self._evidence.recording.timed(FEW):
             machine.step_time.seconds(load, behind)  # tells what is not calibrated of it
         unfitted, was_unfitted = machine.step_time.unfitted, here.step_time.unfitted
@@ -157,11 +157,11 @@ class _Gains:
         is_prior = not has_own_pace and not unfitted <= was_unfitted
         was, pace, before = self._as_it_was(is_prior=is_prior)
         if has_own_pace:
-            then = run_simulated(machine, requests).results
+            then = workload.run(machine).results
         else:
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             machine = replace(machine, step_time=time.with_rest(was.step_time.rest))
-            then = run_simulated(machine, requests, pace=pace, max_concurrency=most).results
+            then = workload.run(machine, pace, most).results
         now, later = _MEASURES[rule.effect](before), _MEASURES[rule.effect](then)
         gain = now / later if now and later else None
         return (None if rule.id in UNPRICED and not machine.step_time.is_rest_fitted else gain), machine.provenance
@@ -173,21 +173,6 @@ class _Gains:
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES), with_ops=False))
             pace = RecordedPace(fitted, recording)
-            results = run_simulated(fitted, self._requests, pace=pace).results
+            results = self._workload.run(fitted, pace).results
             self._was[is_prior] = fitted, pace, results
         return self._was[is_prior]
-
-
-def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:
-    """Return the recorded requests, each as long as its first output was."""
-    made = recorded_requests(recording, RecordedTokens(recording, block_size))
-    start_s = min(request.arrival_s for _, request in made)
-    found = [
-        BenchRequest(
-            prompt=list(request.prompt_ids),
-            max_tokens=max(1, int(output["num_tokens"]) - int(output["num_prompt"])),
-            arrival_s=request.arrival_s - start_s,
-        )
-        for output, request in made
-    ]
-    return sorted(found, key=lambda request: request.arrival_s)

@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 
 HEAD = ("", *COLUMNS)
 SecondsArray = npt.NDArray[np.float64]
+Pace = Callable[[float, float], float]  # when a step begins, and what is predicted of it: its seconds
+
+
+def as_predicted(begin_s: float, predicted_s: float) -> float:
+    """Return what is predicted."""
+    return predicted_s
 
 
 class FakeClock:
@@ -77,9 +83,7 @@ class RecordedPace:
         end_N = steps["start_s"] + steps["plan_s"] + steps["run_s"]
         if recording.setup is None or recording.setup.depth == 1:
             end_N = end_N + steps["commit_s"] + steps["render_s"]
-        first_s = float((end_N - measured_N).min())
-        first_s = min(first_s, float(recording.outputs["arrival_s"].min(initial=first_s)))
-        between_N = np.maximum(np.diff(end_N, prepend=first_s) - measured_N, 0.0)
+        between_N = np.maximum(np.diff(end_N, prepend=recording.began_s) - measured_N, 0.0)
         share = float(predicted_N.sum() / measured_N.sum())
         # Two points a step: its beginning and its end.
         self._at_s = np.append(0.0, np.cumsum(np.stack([between_N, measured_N], 1)))
@@ -285,13 +289,15 @@ def run_simulated(
     *,
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
-    pace: Callable[[float, float], float] = lambda begin_s, seconds: seconds,
+    pace: Pace = as_predicted,
     see: Callable[[StepPlan], object] = lambda plan: None,
     drafts: SimulatedDrafts | None = None,
+    cached: Sequence[Sequence[int]] = (),
 ) -> Simulation:
     """Run requests, in order of arrival, on a machine whose steps take what `pace` makes of begin and prediction.
 
-    `see` is shown each plan as it runs: its block tables are gone afterwards.
+    `see` is shown each plan as it runs: its block tables are gone afterwards. `cached` are prompts that were computed
+    before all requests, which takes no time.
     Raises ConfigError for a request that the context has no room for.
     """
     setup = machine.setup
@@ -302,11 +308,13 @@ def run_simulated(
                 f"context is {setup.max_model_len}: raise --max-model-len, or shrink the workload, as "
                 "--workload azure:path=FILE,length_scale=0.1 does"
             )
-    clock, recorder = FakeClock(), MemoryRecorder(setup)
+    clock, recorder, is_begun = FakeClock(), MemoryRecorder(setup), False
     arrivals = Arrivals(clock, clock.wait)
     predicted_s = _InTurn(machine)
 
     def seconds(plan: StepPlan) -> float:
+        if not is_begun:
+            return 0.0
         see(plan)
         drafting_s = 0.0 if drafts is None else drafts.seconds(plan)
         return pace(clock.now_s, drafting_s + predicted_s(plan, executor.queued))
@@ -314,8 +322,17 @@ def run_simulated(
     executor = PricedExecutor(clock, machine.setup.depth, seconds)
     strategy = Autoregressive() if drafts is None else drafts.strategy(clock)
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder, strategy)
+    arrivals.run(loop, greedy_requests([BenchRequest(prompt=list(ids), max_tokens=1) for ids in cached]))
+    is_begun = True
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
-    steps = (recording := recorder.recording(loop.journal)).steps
+    drafted = next(iter((strategy.drafts() or {}).values()), DraftStats())
+    return _simulation(machine, log, recorder.recording(loop.journal), drafted, slos)
+
+
+def _simulation(
+    machine: SimulatedMachine, log: RunLog, recording: Recording, drafts: DraftStats, slos: Sequence[Slo]
+) -> Simulation:
+    setup, steps = machine.setup, recording.steps
     run_s, running = steps["run_s"], steps["num_spans"]
     used = np.max([steps[f"used_{i}"] / g.num_blocks for i, g in enumerate(setup.layout.groups)], axis=0)
     total_s = float(run_s.sum()) or 1.0
@@ -335,5 +352,5 @@ def run_simulated(
         kv_mean_share=float((used * run_s).sum()) / total_s,
         kv_peak_share=float(used.max(initial=0.0)),
         busy_share=total_s / log.duration_s if log.duration_s else 0.0,
-        drafts=next(iter((strategy.drafts() or {}).values()), DraftStats()),
+        drafts=drafts,
     )

@@ -1,0 +1,96 @@
+"""The workload of a recording, to be simulated: its requests, what it has of others, and which prefixes were cached.
+
+A server records its last steps only, so it began with a queue and a cache that were not empty. Must not import torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.engine.recording import Recording
+from ridgeline.explain.evidence import Evidence
+from ridgeline.explain.machine import SimulatedMachine
+from ridgeline.explain.replaying import TAIL, RecordedTokens, recorded_requests
+from ridgeline.explain.simulation import Pace, Simulation, as_predicted, run_simulated
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWorkload:
+    """Holds the requests that were recorded whole, in order of arrival, each as long as its first output was; `in_part`
+    those that came before the first step, or had not ended; and the prompts that were `cached` beforehand.
+    """
+
+    whole: Sequence[BenchRequest]
+    in_part: Sequence[BenchRequest]
+    cached: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, recording: Recording, block_size: int) -> "RecordedWorkload":
+        """Read the workload of a recording whose blocks have so many tokens."""
+        tokens, start_s = RecordedTokens(recording, block_size), recording.began_s
+        whole = [
+            BenchRequest(
+                prompt=list(request.prompt_ids),
+                max_tokens=max(1, int(output["num_tokens"]) - int(output["num_prompt"])),
+                arrival_s=request.arrival_s - start_s,
+            )
+            for output, request in recorded_requests(recording, tokens)
+        ]
+        return cls(sorted(whole, key=_came_s), list(_in_part(recording)), list(_cached(recording, tokens, block_size)))
+
+    def at_once(self) -> "RecordedWorkload":
+        """Return the same, with all requests there when it begins."""
+        whole, in_part = ([replace(each, arrival_s=0.0) for each in some] for some in (self.whole, self.in_part))
+        return replace(self, whole=whole, in_part=in_part)
+
+    def sorted_prompts(self, evidence: Evidence) -> "RecordedWorkload":
+        """Return the same, with the blocks first in each prompt that most prompts have."""
+        return replace(self, whole=evidence.sorted_prompts(self.whole))
+
+    def run(
+        self, machine: SimulatedMachine, pace: Pace = as_predicted, max_concurrency: int | None = None
+    ) -> Simulation:
+        """Return the simulation of it on a machine."""
+        requests = sorted([*self.whole, *self.in_part], key=_came_s)
+        return run_simulated(machine, requests, pace=pace, max_concurrency=max_concurrency, cached=self.cached)
+
+
+def _came_s(request: BenchRequest) -> float:
+    return request.arrival_s
+
+
+def _in_part(recording: Recording) -> Iterator[BenchRequest]:
+    """Yield requests that take what was computed of those that were not recorded whole: others waited for them.
+
+    Ids are in the order in which requests come, so each came behind the one before it.
+    """
+    steps, spans, outputs = recording.steps, recording.spans, np.sort(recording.outputs, order="seq_id")
+    changes_N = np.zeros(len(spans) + 1, np.int64)
+    np.add.at(changes_N, steps["first_span"], 1)
+    np.add.at(changes_N, steps["first_span"] + steps["num_spans"], -1)
+    num_steps_N = np.cumsum(changes_N)[:-1]  # that have each of these records
+    drafted_N = spans["num_rows"] > 1
+    tokens_N, rows_N = (
+        num_steps_N * np.where(drafted_N, spans["num_final"], spans[name]) for name in ("num_tokens", "num_rows")
+    )
+    seq_ids, owners_N = np.unique(spans["seq_id"], return_inverse=True)
+    num_tokens, num_rows = (np.bincount(owners_N, each).astype(int).tolist() for each in (tokens_N, rows_N))
+    came_s = np.append(0.0, outputs["arrival_s"] - recording.began_s)[np.searchsorted(outputs["seq_id"], seq_ids)]
+    for index in np.flatnonzero(~np.isin(seq_ids, outputs["seq_id"])).tolist():
+        if num_tokens[index]:
+            num_outputs = max(1, num_rows[index])
+            prompt = [TAIL + int(seq_ids[index])] * max(1, num_tokens[index] - num_outputs + 1)
+            yield BenchRequest(prompt=prompt, max_tokens=num_outputs, arrival_s=float(came_s[index]))
+
+
+def _cached(recording: Recording, tokens: RecordedTokens, block_size: int) -> Iterator[Sequence[int]]:
+    """Yield beginnings of prompts that were in the cache, and not from requests of the recording."""
+    seen = set[int]()
+    for output, request in recorded_requests(recording, tokens):
+        blocks = recording.hashes_of(output)
+        num_cached = int(output["num_cached"]) // block_size
+        if not seen.issuperset(blocks[:num_cached]):
+            yield request.prompt_ids[: num_cached * block_size + 1]
+        seen.update(blocks)
