@@ -23,6 +23,7 @@ LOW_BUDGET = 256  # tokens: prompts in smaller steps read the weights for few to
 BUDGET = 512  # tokens that streams beside prompts bear
 SLOWER = 1.3  # than predicted: what a calibration and a minute's weather do not explain
 ALONE, AT_ONCE = 0.9, 16  # share of the time with one sequence; as many as would read the weights together
+BUSY = 0.75  # share of the time in which one asks who asks again as soon as a request ends
 KV_SHARE, SHARED_KEYS = 0.6, 8  # of a step's bytes; query heads of one key, with which int8 gains nothing
 LARGE_BYTES, FAULTS_PER_S = 64 << 20, 10.0
 PASSAGES = 2  # of a request through the event loop: as it comes, and as its last token leaves
@@ -225,7 +226,8 @@ def _preemption(e: Evidence) -> Sign | None:
 def _kv_full(e: Evidence) -> Sign | None:
     share = e.waits("blocks", "just_preempted")
     evidence = f"the queue waits for blocks {share:.0%} of the time"
-    return _larger_cache(e, evidence) if share > WAITS and _preemption(e) is None else None
+    other = _preemption(e) or _prefix_evicted(e)  # which say more of the same cache
+    return _larger_cache(e, evidence) if share > WAITS and other is None else None
 
 
 def _prefix_off(e: Evidence) -> Sign | None:
@@ -306,7 +308,7 @@ def _no_load(e: Evidence) -> Sign | None:
     alone = float(steps["run_s"][steps["num_spans"] == 1].sum() / e.busy_s)
     lasted_s = float((outputs["arrival_s"] + outputs["latency_s"]).max() - outputs["arrival_s"].min())
     waits = float(steps["run_s"][steps["head_waits"] > 0].sum() / e.busy_s)
-    if len(outputs) < 4 or alone < ALONE or waits > STOLEN or e.busy_s < 0.5 * lasted_s:
+    if len(outputs) < 4 or alone < ALONE or waits > STOLEN or e.busy_s < BUSY * lasted_s:
         return None
     evidence = f"one sequence runs {alone:.0%} of the time, and none waits"
     return Sign(evidence, "more requests at once: it is clients that ask one by one", "all at once")
