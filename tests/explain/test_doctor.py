@@ -242,6 +242,7 @@ def test_what_cannot_be_examined(tmp_path):
     run = recorded(requests(3))
     for changed, said in (
         (replace(run, outputs=run.outputs[:0]), "holds no finished request"),
+        (replace(run, steps=run.steps[:0]), "or no step"),
         (replace(run, setup=replace(run.setup, strategy="diffusion")), "decode one token at a time"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -93,8 +93,8 @@ def doctor(journal: Recording | Path | str) -> Diagnosis:
     """
     recording = recording_of(journal)
     setup = recording.setup
-    if setup is None or not len(recording.outputs):
-        raise ConfigError("the recording holds no finished request: there is nothing to examine")
+    if setup is None or not len(recording.outputs) or not len(recording.steps):
+        raise ConfigError("the recording holds no finished request, or no step: there is nothing to examine")
     if setup.strategy not in REPLAYED:
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
     workload = RecordedWorkload.of(recording, setup.layout.block_size)
