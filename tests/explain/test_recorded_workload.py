@@ -1,5 +1,8 @@
 """The workload of what a server still records of its last steps: a queue and a cache that it did not begin with."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
@@ -54,3 +57,12 @@ def test_the_queue_and_the_prefixes_of_the_first_recorded_step_are_there_before_
     steps = workload.run(recorded_machine(recent.setup)).recording.steps
     assert (steps["run_s"] > 0).sum() == len(recent.steps)
     assert steps["num_tokens"][steps["run_s"] > 0].sum() == recent.steps["num_tokens"].sum()
+
+
+def test_what_was_computed_again_and_again_is_no_longer_than_the_context(recordings):
+    _, recent = recordings
+    spans = recent.spans.copy()
+    spans["num_tokens"][~np.isin(spans["seq_id"], recent.outputs["seq_id"])] = 500
+    setup = replace(recent.setup, max_model_len=len(SHARED) + 2 + 24)
+    found = RecordedWorkload.of(replace(recent, spans=spans, setup=setup), setup.layout.block_size)
+    assert max(len(each.prompt) + each.max_tokens for each in found.in_part) == setup.max_model_len

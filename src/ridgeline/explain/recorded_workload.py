@@ -3,6 +3,7 @@
 A server records its last steps only, so it began with a queue and a cache that were not empty. Must not import torch.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,7 @@ class RecordedWorkload:
     def of(cls, recording: Recording, block_size: int) -> "RecordedWorkload":
         """Read the workload of a recording whose blocks have so many tokens."""
         tokens, start_s = RecordedTokens(recording, block_size), recording.began_s
+        most = recording.setup.max_model_len if recording.setup else sys.maxsize
         whole = [
             BenchRequest(
                 prompt=list(request.prompt_ids),
@@ -38,7 +40,9 @@ class RecordedWorkload:
             )
             for output, request in recorded_requests(recording, tokens)
         ]
-        return cls(sorted(whole, key=_came_s), list(_in_part(recording)), list(_cached(recording, tokens, block_size)))
+        return cls(
+            sorted(whole, key=_came_s), list(_in_part(recording, most)), list(_cached(recording, tokens, block_size))
+        )
 
     def at_once(self) -> "RecordedWorkload":
         """Return the same, with all requests there when it begins."""
@@ -61,7 +65,7 @@ def _came_s(request: BenchRequest) -> float:
     return request.arrival_s
 
 
-def _in_part(recording: Recording) -> Iterator[BenchRequest]:
+def _in_part(recording: Recording, max_model_len: int) -> Iterator[BenchRequest]:
     """Yield requests that take what was computed of those that were not recorded whole: others waited for them.
 
     Ids are in the order in which requests come, so each came behind the one before it.
@@ -80,8 +84,10 @@ def _in_part(recording: Recording) -> Iterator[BenchRequest]:
     came_s = np.append(0.0, outputs["arrival_s"] - recording.began_s)[np.searchsorted(outputs["seq_id"], seq_ids)]
     for index in np.flatnonzero(~np.isin(seq_ids, outputs["seq_id"])).tolist():
         if num_tokens[index]:
-            num_outputs = max(1, num_rows[index])
-            prompt = [TAIL + int(seq_ids[index])] * max(1, num_tokens[index] - num_outputs + 1)
+            num_outputs = min(max(1, num_rows[index]), max_model_len - 1)
+            num_prompt = max(1, num_tokens[index] - num_outputs + 1)
+            num_prompt = min(num_prompt, max_model_len - num_outputs)  # more: some was computed again
+            prompt = [TAIL + int(seq_ids[index])] * num_prompt
             yield BenchRequest(prompt=prompt, max_tokens=num_outputs, arrival_s=float(came_s[index]))
 
 
