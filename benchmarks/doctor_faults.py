@@ -6,7 +6,8 @@ usage: python -m benchmarks.doctor_faults [--calibrate] [--group NAME | --only N
 Each fault is an engine in a process of its own, run on a workload with the fault and, where an option or other requests
 mend it, once more without it: `--rounds` pairs of these in turn. `gain` is what the doctor predicted of the runs with
 the fault, `realised` the ratio of the two measurements of a pair; both at the median. `rank` is the place of the fault
-among the findings. Healthy runs have names that begin with "healthy". `--cache` is a folder for a random model of 150
+among the findings. Healthy runs have names that begin with "healthy"; of "users", each asks again as he is answered,
+which three of the faults are planted for as well. `--cache` is a folder for a random model of 150
 million parameters, written at the first run, and for what `--calibrate` fits of the models on this machine, without
 which gains are rough. A group takes at most four minutes.
 """
@@ -46,6 +47,7 @@ GROUPS = {
     "batching": ["no_load", "slots", "budget_low", "prefill_stalls", "kv_full", "preemption", "draft_loses"],
     "memory": ["prefix_off", "prefix_differs", "prefix_evicted", "precision", "kv_precision", "sampling"],
     "machine": ["no_native", "isa", "threads_few", "threads_many", "stolen", "page_faults", "memory_slow"],
+    "users": [name for name in PLANTS if name.endswith("users") and not name.startswith("healthy")],
     "rest": ["huge_pages", "numa", "throttled", "swap", "thermal", "loop_lag", "client_slow"],
     "healthy": [name for name in PLANTS if name.startswith("healthy")],
 }

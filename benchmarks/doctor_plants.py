@@ -125,9 +125,9 @@ class Plant:
     def found(self, diagnosis: Diagnosis) -> Planted:
         """Return what was found."""
         ids = [each.id for each in diagnosis.findings]
-        healthy = self.name.startswith("healthy")
-        at = 0 if healthy else ids.index(self.name) if self.name in ids else len(ids)
-        planted = Planted(fault=self.name, found=ids, right=not ids if healthy else ids[:1] == [self.name])
+        fault, healthy = self.name.partition(",")[0], self.name.startswith("healthy")
+        at = 0 if healthy else ids.index(fault) if fault in ids else len(ids)
+        planted = Planted(fault=self.name, found=ids, right=not ids if healthy else ids[:1] == [fault])
         planted = replace(planted, sentence=diagnosis.sentence, match=diagnosis.match)
         if at == len(ids):
             return planted
@@ -267,6 +267,7 @@ COMMON = random_tokens(7, 0, 384, 4000)
 STAMPED = [BenchRequest(prompt=time + COMMON, max_tokens=4) for time in TIMES]
 SORTED = [BenchRequest(prompt=COMMON + time, max_tokens=4) for time in TIMES]
 LONG = own(6, 2000, 1200)
+TALKS = [replace(each, max_tokens=20 + 7 * n % 60) for n, each in enumerate(own(60, 40, 0, shared=200))]
 KV = 786_432  # bytes of a block of the larger model
 DRAFTS = {"speculate": "ngram", "adaptive_speculation": False, "prompt_lookup_min": 1}
 OPTIONS: Mapping[str, tuple[Run, Run | None]] = {
@@ -296,6 +297,15 @@ OPTIONS: Mapping[str, tuple[Run, Run | None]] = {
     "draft_loses": (
         Run(own(16, 100, 300), DRAFTS, SMALL, params={"temperature": 1.0}),
         Run(own(16, 100, 300), {}, SMALL, params={"temperature": 1.0}),
+    ),
+    "slots, six users": (
+        Run(TALKS, {"max_num_seqs": 1}, concurrency=6),
+        Run(TALKS, {"max_num_seqs": 16}, concurrency=6),
+    ),
+    "prefix_off, six users": (Run(TALKS, {"enable_prefix_caching": False}, concurrency=6), Run(TALKS, concurrency=6)),
+    "precision, six users": (
+        Run(TALKS, {"dtype": "float32", "quantize": None}, concurrency=6),
+        Run(TALKS, {"quantize": None}, concurrency=6),
     ),
     "isa": (Run(SHORT, {"isa": "avx2"}), Run(SHORT)),
     "threads_few": (Run(SHORT, {"num_threads": 1}), Run(SHORT)),

@@ -20,6 +20,7 @@ from ridgeline.engine.process.client import ProcessEngine
 from ridgeline.explain.diagnosis import Diagnosis
 from ridgeline.explain.rules import Finding
 from ridgeline.server.app import create_app
+from ridgeline.server.listen import bind
 from ridgeline.server.run import DrainingServer
 from ridgeline.server.settings import ServerSettings
 
@@ -48,7 +49,7 @@ def served(blocked_s: float = 0.0) -> Iterator[int]:
     os.sched_setaffinity(0, {last})
     app = create_app(engine, engine.tokenizer, ServerSettings())
     app.add_middleware(Blocking, blocked_s=blocked_s)
-    listener, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    listener, ready = bind("127.0.0.1", 0), threading.Event()
     server = DrainingServer(app, ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -11,6 +11,7 @@ from importlib import import_module
 import pytest
 import typer
 
+from children import Child
 from ridgeline import __version__, cli
 
 HEAVY = ("torch", "transformers", "uvicorn", "huggingface_hub", "tokenizers", "numpy")
@@ -119,7 +120,7 @@ def test_broken_weights_exit_3(ridgeline, model_folder, tmp_path):
 
 def test_ctrl_c_exits_130_without_a_word(model_folder):
     command = [sys.executable, "-m", "ridgeline", "chat", "-m", model_folder, "--max-tokens", "2"]
-    with subprocess.Popen(
+    with Child(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

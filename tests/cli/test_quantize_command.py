@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
+from children import Child
 from ridgeline.weights.folder import ModelFolder
 
 PATIENCE_S = 120.0
@@ -108,7 +108,7 @@ def test_kill_9_loses_no_finished_layer_and_changes_no_byte(ridgeline, text, tmp
     shards = (tmp_path / "killed.partial").glob
     start = "from ridgeline.cli import main; main()"
     for least in (1, 3):
-        with subprocess.Popen([sys.executable, "-c", start, *command, "--out", str(killed)]) as process:
+        with Child([sys.executable, "-c", start, *command, "--out", str(killed)]) as process:
             deadline = time.monotonic() + PATIENCE_S
             while len(list(shards("*.safetensors"))) < least:
                 assert process.poll() is None and time.monotonic() < deadline

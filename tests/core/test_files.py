@@ -1,7 +1,6 @@
 """Files appear whole or not at all."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from children import Child
 from ridgeline.core.files import AHEAD_BYTES, read_ahead, remove_cut_off, write_whole
 
 
@@ -52,7 +52,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkey
 def test_a_file_of_safetensors_that_was_cut_off_is_removed(tmp_path):
     code = "import sys, numpy as np\nfrom safetensors.numpy import save_file\nzeros = {'a': np.zeros(2**24)}\n"
     code += "while True: save_file(zeros, sys.argv[1])"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "model.safetensors")]) as process:
+    with Child([sys.executable, "-c", code, str(tmp_path / "model.safetensors")]) as process:
         deadline = time.monotonic() + 60
         while not any(tmp_path.glob(".*")) and process.poll() is None and time.monotonic() < deadline:
             pass

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from markdown_docs import DOCUMENTS, REPO, Block, blocks
 
+from children import Child
+
 SERVER = "http://127.0.0.1:8000"
 MODEL = "python-9m"
 START_TIMEOUT_S = 120
@@ -36,7 +38,7 @@ EXAMPLES = [
 def server():
     """Base URL of `ridgeline serve`, ready."""
     command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--port", "0", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with Child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
         watchdog.start()
         try:

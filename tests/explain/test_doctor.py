@@ -118,13 +118,17 @@ def test_sampling_beside_the_next_step_takes_one_of_its_threads():
         assert found["sampling"].gain == pytest.approx(1 / (1 - lost), rel=1e-3)
 
 
-def test_a_late_event_loop_is_passed_through_twice():
+def test_a_request_passes_through_a_late_event_loop_three_times():
     run = recorded(requests(6, output=60))
+    outputs = run.outputs.copy()
+    outputs["latency_s"] += 1.0  # between what times a request and the engine
+    outputs["queue_s"] += 1.0
     told = np.full(11, np.nan, list(AROUND_FIELDS))
     told["time_s"] = run.steps["start_s"][0] + np.arange(11) * 1.6
     told["loop_lag_s"] = np.arange(11) * 1.5
-    (late,) = (each for each in doctor(replace(run, around=told)).findings if each.id == "loop_lag")
-    assert late.gain == pytest.approx(1 + 2 * 1.5 / run.outputs["latency_s"].mean())
+    (late,) = (each for each in doctor(replace(run, outputs=outputs, around=told)).findings if each.id == "loop_lag")
+    engine_s = (run.outputs["latency_s"] - run.outputs["queue_s"]).mean()
+    assert late.gain == pytest.approx(1 + 3 * 1.5 / engine_s)
     assert late.evidence == "it is late 94% of the time, 1,500 ms at the mean"
 
 

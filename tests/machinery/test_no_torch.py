@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from children import Child
+
 PROGRAM = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -105,7 +107,7 @@ def test_the_python_api_maps_no_torch(tmp_path):
 def test_a_serving_process_maps_no_torch():
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "serve", "python-1m", "--port", "0"]
-    with subprocess.Popen([*command, "--num-threads", "1"], stdout=subprocess.PIPE, text=True) as process:
+    with Child([*command, "--num-threads", "1"], stdout=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().split()[-1]
             body = {"prompt": "def f(", "max_tokens": 4, "logprobs": 2, "frequency_penalty": 0.5, "top_p": 0.9}

@@ -19,6 +19,7 @@ import openai
 import pytest
 from live_server import PATIENCE_S, GatedExecutor, LiveServer, eventually, new_engine, put_in_front, serving
 
+from children import Child
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
@@ -402,7 +403,7 @@ def started(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen, str]]
         "error",
     ]
     command = [sys.executable, "-c", code, "serve", str(model), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Child(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline().split()[-1].removesuffix("/v1")

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from live_server import PATIENCE_S, LiveServer, eventually, serving
 
+from children import Child
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, OverloadedError
 from ridgeline.engine.client import EngineStats
@@ -364,7 +365,7 @@ def is_alive(process_id: int) -> bool:
 def test_the_process_ends_with_its_server(number: signal.Signals) -> None:
     command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "serve", "python-1m", "--port", "0"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
+    with Child(
         [*command, "--log-level", "error", "--engine-process"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -29,6 +29,8 @@ from live_server import (
     serving,
 )
 
+from children import Child
+
 LONG = {"prompt": [1], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 
 
@@ -275,7 +277,7 @@ def test_sighup_reads_keys_again_and_sigterm_ends_the_process_with_0(
     arguments = [*command, str(chat_model), "--port", "0", "--num-threads", "1", "--log-level", "warning"]
     arguments += ["--api-key-file", str(keys)]
     old, new = ({"authorization": f"Bearer {key}"} for key in ("old", "new"))
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with Child(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         ready = process.stdout.readline()
         assert ready.startswith("Ridgeline serves stories-chat at http://127.0.0.1:")
         url = ready.split()[-1]
@@ -308,7 +310,7 @@ def test_a_server_that_loads_its_model_ends_on_sigterm_alone(
     (tmp_path / "load.hang").touch()
     environment = os.environ | {"RIDGELINE_FAULTS": str(tmp_path)}
     arguments = [*command, str(chat_model), "--port", "0", "--engine-process"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with Child(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         eventually(lambda: children.read_text())
         (engine,) = children.read_text().split()
@@ -325,7 +327,7 @@ def test_all_lines_of_the_log_are_as_asked(command: list[str], chat_model: Path,
     arguments = [*command, str(chat_model), "--port", "0", "--num-threads", "1", "--log-format", form]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(arguments, text=True, env=environment, **pipes) as process:
+    with Child(arguments, text=True, env=environment, **pipes) as process:
         url = process.stdout.readline().split()[-1]
         asked = {"json": {"prompt": "Once upon", "max_tokens": 2}, "headers": {"x-request-id": "mine"}}
         assert httpx.post(f"{url}/completions", timeout=PATIENCE_S, **asked).status_code == 200

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from children import Child
 from ridgeline.core.errors import ConfigError, MissingModelError, ModelLoadError
 from ridgeline.weights import fetch as fetch_module
 from ridgeline.weights.fetch import PUBLISHED, PublishedModel, fetch, fetched
@@ -170,7 +171,7 @@ main(["pull", "tiny"])
 def test_a_killed_download_leaves_nothing_half_used(index, tmp_path):
     index.send_bytes, index.waits = 1 << 19, True
     fields = {name: getattr(MODEL, name) for name in PublishedModel.__dataclass_fields__}
-    with subprocess.Popen([sys.executable, "-c", PULL.format(fields=fields)], stderr=subprocess.PIPE) as process:
+    with Child([sys.executable, "-c", PULL.format(fields=fields)], stderr=subprocess.PIPE) as process:
         assert index.half_sent.wait(120), "pip did not come for the wheel"
         with pytest.raises(ConfigError, match="another `ridgeline pull`"):
             fetch("tiny", lambda done: None)

@@ -4,7 +4,9 @@ The loop may be a real one or a simulated one: the clock decides. Times are thos
 server is in them.
 """
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -61,12 +63,11 @@ class Arrivals:
         self._clock, self._wait = clock, wait
         self._outputs: dict[str, _Output] = {}
         self._num_open = 0
-        self._max_concurrency: int | None = None
-        self._freed_s = 0.0  # when one ended of as many as may be under way
+        self._think_s = 0.0
+        self._free_s: deque[float] | None = None  # from when on each user that waits for nothing asks; None: any number
 
     def deliver(self, deltas: list[OutputDelta]) -> None:
         """Take in the deltas of a step."""
-        were_open = self._num_open
         for delta in deltas:
             output = self._outputs[delta.request_id]
             if delta.token_ids:
@@ -75,28 +76,30 @@ class Arrivals:
             if delta.finish is not None:
                 output.end_s, output.end = self._clock(), delta.finish
                 self._num_open -= 1
-        if self._num_open < were_open == self._max_concurrency:
-            self._freed_s = self._clock()
+                if self._free_s is not None:
+                    self._free_s.append(output.end_s + self._think_s)
 
-    def run(self, loop: EngineLoop, requests: Sequence[Request], max_concurrency: int | None = None) -> RunLog:
+    def run(
+        self, loop: EngineLoop, requests: Sequence[Request], max_concurrency: int | None = None, think_s: float = 0.0
+    ) -> RunLog:
         """Run requests, whose arrival times are in order and count from now, to their end.
 
-        At most `max_concurrency` are under way; the others are sent when one has ended.
+        At most `max_concurrency` are under way; the others are sent `think_s` after one has ended.
         """
-        self._outputs, self._max_concurrency = {}, max_concurrency
-        self._freed_s = start_s = self._clock()
+        self._outputs, self._think_s, start_s = {}, think_s, self._clock()
+        self._free_s = None if max_concurrency is None else deque([start_s] * max_concurrency)
         next_one = 0
         while next_one < len(requests) or self._num_open:
-            while next_one < len(requests) and (max_concurrency is None or self._num_open < max_concurrency):
-                due_s = start_s + requests[next_one].arrival_s
-                if due_s > self._clock():
-                    break
+            while (
+                next_one < len(requests)
+                and self._asked_s(due_s := start_s + requests[next_one].arrival_s) <= self._clock()
+            ):
                 self._send(loop, requests[next_one], due_s)
                 next_one += 1
             if loop.step():
                 continue
             if next_one < len(requests):
-                self._wait(start_s + requests[next_one].arrival_s)
+                self._wait(self._asked_s(start_s + requests[next_one].arrival_s))
             else:
                 assert not self._num_open, "requests are unfinished, but the engine has nothing to compute"
         records = [output.record(index, start_s) for index, output in enumerate(self._outputs.values())]
@@ -106,9 +109,17 @@ class Arrivals:
         """Return the outputs of the last run, in the order of sending."""
         return [output.token_ids for output in self._outputs.values()]
 
+    def _asked_s(self, due_s: float) -> float:
+        """Return when a user asks for what is due: not before one is free."""
+        if self._free_s is None:
+            return due_s
+        return max(due_s, self._free_s[0]) if self._free_s else math.inf
+
     def _send(self, loop: EngineLoop, request: Request, due_s: float) -> None:
         # One that comes within a step waits for its end, and that is part of its latency.
-        sent_s = max(due_s, self._freed_s)
+        sent_s = self._asked_s(due_s)
+        if self._free_s is not None:
+            self._free_s.popleft()
         self._outputs[request.request_id] = _Output(len(request.prompt_ids), due_s, sent_s)
         self._num_open += 1
         loop.submit(replace(request, arrival_s=sent_s))

@@ -1,8 +1,8 @@
 """Serve a model over an OpenAI-compatible HTTP API."""
 
+import os
 import signal
 import socket
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -105,13 +105,20 @@ def _numbers(config: EngineConfig) -> dict[str, str | int | bool]:
     return {name: value for name, value in shared.items() if value is not None}
 
 
+def _end_at_once(uds: str | None) -> NoReturn:
+    """End while the model is loaded. An exception would be lost where the signal comes within a finalizer."""
+    if uds is not None:
+        Path(uds).unlink(missing_ok=True)
+    os._exit(0)
+
+
 def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.socket, uds: str | None) -> NoReturn:
     """Serve until a signal or the engine's end, and end with its exit code."""
     from ridgeline.server.listen import url_of
 
     # Until `run` takes them: what SIGHUP reads again is read later, and a container's process 1 would not end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda number, frame: _end_at_once(uds))
     with long_lived_imports():
         if settings.engine_process:
             from ridgeline.engine.process.client import ProcessEngine as Engine

@@ -1,6 +1,7 @@
 """The workload of a recording, to be simulated: its requests, what it has of others, and which prefixes were cached.
 
-A server records its last steps only, so it began with a queue and a cache that were not empty. Must not import torch.
+A server records its last steps only, so it began with a queue and a cache that were not empty. Users that ask as soon
+as they are answered would ask sooner of a faster engine: what they send is simulated so. Must not import torch.
 """
 
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.engine.recording import Recording
+from ridgeline.explain.closed_loop import Users, users_of
 from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.machine import SimulatedMachine
 from ridgeline.explain.replaying import TAIL, RecordedTokens, recorded_requests
@@ -26,6 +28,7 @@ class RecordedWorkload:
     whole: Sequence[BenchRequest]
     in_part: Sequence[BenchRequest]
     cached: Sequence[Sequence[int]]
+    users: Users | None = None
 
     @classmethod
     def of(cls, recording: Recording, block_size: int) -> "RecordedWorkload":
@@ -40,14 +43,13 @@ class RecordedWorkload:
             )
             for output, request in recorded_requests(recording, tokens)
         ]
-        return cls(
-            sorted(whole, key=_came_s), list(_in_part(recording, most)), list(_cached(recording, tokens, block_size))
-        )
+        in_part, cached = list(_in_part(recording, most)), list(_cached(recording, tokens, block_size))
+        return cls(sorted(whole, key=_came_s), in_part, cached, _users(recording, in_part))
 
     def at_once(self) -> "RecordedWorkload":
         """Return the same, with all requests there when it begins."""
         whole, in_part = ([replace(each, arrival_s=0.0) for each in some] for some in (self.whole, self.in_part))
-        return replace(self, whole=whole, in_part=in_part)
+        return replace(self, whole=whole, in_part=in_part, users=None)
 
     def sorted_prompts(self, evidence: Evidence) -> "RecordedWorkload":
         """Return the same, with the blocks first in each prompt that most prompts have."""
@@ -56,13 +58,39 @@ class RecordedWorkload:
     def run(
         self, machine: SimulatedMachine, pace: Pace = as_predicted, max_concurrency: int | None = None
     ) -> Simulation:
-        """Return the simulation of it on a machine."""
-        requests = sorted([*self.whole, *self.in_part], key=_came_s)
-        return run_simulated(machine, requests, pace=pace, max_concurrency=max_concurrency, cached=self.cached)
+        """Return the simulation of it on a machine: its users ask as they are answered, all others when they did."""
+        requests, think_s = sorted([*self.whole, *self.in_part], key=_came_s), 0.0
+        if self.users is not None:
+            requests = [replace(each, arrival_s=0.0) for each in requests]
+            max_concurrency, think_s = self.users
+        return run_simulated(
+            machine, requests, pace=pace, max_concurrency=max_concurrency, think_s=think_s, cached=self.cached
+        )
 
 
 def _came_s(request: BenchRequest) -> float:
     return request.arrival_s
+
+
+def _users(recording: Recording, in_part: Sequence[BenchRequest]) -> Users | None:
+    first = recording.outputs[recording.outputs["index"] == 0]
+    came_N = np.append(first["arrival_s"] - recording.began_s, [each.arrival_s for each in in_part])
+    ended_M = np.append(first["arrival_s"] + first["latency_s"], _ended_s(recording)) - recording.began_s
+    return users_of(np.sort(came_N), np.sort(ended_M))
+
+
+def _ended_s(recording: Recording) -> list[float]:
+    """Return when requests ended that came before the first step, and are not among the outputs therefore."""
+    steps, last_N = recording.steps, np.full(len(recording.spans), -1)
+    for number, (first, count) in enumerate(zip(steps["first_span"].tolist(), steps["num_spans"].tolist())):
+        last_N[first : first + count] = number
+    last = dict[int, int]()
+    for seq_id, number in zip(recording.spans["seq_id"].tolist(), last_N.tolist()):
+        last[seq_id] = max(number, last.get(seq_id, -1))
+    for seq_id in recording.outputs["seq_id"].tolist():
+        last.pop(seq_id, None)
+    numbers = [number for number in last.values() if 0 <= number < len(steps) - 1]
+    return (steps["start_s"] + steps["plan_s"] + steps["run_s"])[numbers].tolist()
 
 
 def _in_part(recording: Recording, max_model_len: int) -> Iterator[BenchRequest]:

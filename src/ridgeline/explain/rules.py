@@ -18,7 +18,7 @@ from ridgeline.program.pricing import Load
 Area = Literal["machine", "batching", "memory", "precision", "speculation", "clients"]
 AREAS: tuple[Area, ...] = get_args(Area)
 Effect = Literal["requests end sooner", "the longest gaps between tokens are shorter", "more tokens a second"]
-WAITS, STOLEN, RECOMPUTED, REPEATED, SAMPLING = 0.2, 0.05, 0.05, 0.1, 0.2  # shares from which on something is wrong
+WAITS, STOLEN, RECOMPUTED, REPEATED, SAMPLING, LATE = 0.2, 0.05, 0.05, 0.1, 0.2, 0.1  # shares from which on it is wrong
 LOW_BUDGET = 256  # tokens: prompts in smaller steps read the weights for few tokens each
 BUDGET = 512  # tokens that streams beside prompts bear
 SLOWER = 1.3  # than predicted: what a calibration and a minute's weather do not explain
@@ -26,7 +26,7 @@ ALONE, AT_ONCE = 0.9, 16  # share of the time with one sequence; as many as woul
 BUSY = 0.75  # share of the time that one client keeps the engine busy, if it asks again as each completion ends
 KV_SHARE, SHARED_KEYS = 0.6, 8  # of a step's bytes; query heads of one key, with which int8 gains nothing
 LARGE_BYTES, FAULTS_PER_S = 64 << 20, 10.0
-PASSAGES = 2  # of a request through the event loop: as it comes, and as its last token leaves
+PASSAGES = 3  # of a request through the event loop: as it comes, is prepared, and as its last token leaves
 UNPRICED = ("no_native", "threads_many")  # of which ceilings tell nothing, only a calibration
 DISTURBED = ("throttled", "stolen", "thermal", "swap", "page_faults", "memory_slow")  # by what is beside the engine
 
@@ -323,16 +323,20 @@ def _client_slow(e: Evidence) -> Sign | None:
 
 
 def _loop_lag(e: Evidence) -> Sign | None:
-    """Look at how late the loop's ticks were: what passes through it at any moment waits as long, at the mean."""
+    """Look at how late the loop's ticks were: what passes through it at any moment waits as long, at the mean.
+
+    Requests are timed as they come, so what they wait behind it is part of the time before their first step.
+    """
     told = e.around("loop_lag_s")
     if len(told) < 3:
         return None
     late_s, time_s = (float(told[name][-1] - told[name][0]) for name in ("loop_lag_s", "time_s"))
-    wait_s = late_s / (len(told) - 1)
+    outputs, wait_s = e.recording.outputs, late_s / (len(told) - 1)
+    engine_s = float(outputs["latency_s"].mean()) - min(wait_s, float(np.nan_to_num(outputs["queue_s"]).mean()))
     flag = "take what blocks it off the event loop, or leave it a core: --num-threads"
     evidence = f"it is late {late_s / time_s:.0%} of the time, {1e3 * wait_s:,.0f} ms at the mean"
-    gain = 1 + PASSAGES * wait_s / float(e.recording.outputs["latency_s"].mean())
-    return Sign(evidence, flag, gain) if late_s > WAITS * time_s else None
+    gain = 1 + PASSAGES * wait_s / engine_s
+    return Sign(evidence, flag, gain) if late_s > LATE * time_s else None
 
 
 _GAPS: Effect = "the longest gaps between tokens are shorter"

@@ -289,6 +289,7 @@ def run_simulated(
     *,
     slos: Sequence[Slo] = (),
     max_concurrency: int | None = None,
+    think_s: float = 0.0,
     pace: Pace = as_predicted,
     see: Callable[[StepPlan], object] = lambda plan: None,
     drafts: SimulatedDrafts | None = None,
@@ -324,7 +325,7 @@ def run_simulated(
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder, strategy)
     arrivals.run(loop, greedy_requests([BenchRequest(prompt=list(ids), max_tokens=1) for ids in cached]))
     is_begun = True
-    log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
+    log = arrivals.run(loop, greedy_requests(requests), max_concurrency, think_s)
     drafted = next(iter((strategy.drafts() or {}).values()), DraftStats())
     return _simulation(machine, log, recorder.recording(loop.journal), drafted, slos)
 

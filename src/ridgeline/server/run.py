@@ -6,13 +6,12 @@ one ends it at once. SIGHUP reads again what may change while it serves.
 
 import asyncio
 import logging
-import math
 import os
+import random
 import signal
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -68,7 +67,6 @@ class DrainingServer(uvicorn.Server):
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._signalled = False
-        self._ticked_s = math.inf
         self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,9 +91,10 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
-        engine, now_s = self._service.engine, time.monotonic()
-        self._service.metrics.tick(max(0.0, now_s - self._ticked_s - TICK_S))
-        self._ticked_s = now_s
+        engine, loop = self._service.engine, asyncio.get_running_loop()
+        # Not at the tick, which would keep step with requests that come and block the loop as regularly.
+        due_s = loop.time() + random.uniform(0, TICK_S)
+        loop.call_at(due_s, lambda: self._service.metrics.tick(max(0.0, loop.time() - due_s)))
         if self.exit_code != ENGINE_EXIT and (why := engine.watch(self._service.settings.step_timeout_s)) is not None:
             log.critical("%s: open requests are told to retry, and the server ends", why)
             self.exit_code = ENGINE_EXIT
