@@ -4,13 +4,13 @@ usage: python -m benchmarks.predict MODEL [--formats bf16 int8 int4 kv-int8] [--
        [--held-out MODEL ...]
 
 A MODEL is a folder, a bundled model, or one of moe, recurrent and dense: made here, of random weights (needs
-transformers). For each format the machine is calibrated on it, and then so many steps are run: prompts in chunks, one
-or many sequences that decode, of several lengths, or both at once. The models of --held-out follow, predicted with what
-was fitted on the first one. A step is disturbed where another process took a core from this one while it ran.
+transformers). For each format so many steps are run: prompts in chunks, one or many sequences that decode, of several
+lengths, or both at once. The models of --held-out follow, predicted with what was fitted on the first one. A step is
+disturbed where another process took a core from this one while it ran.
 
-The same steps are run several times, each run in an engine of its own. `repeated` is how far a step of one run is from
-that step of the others: what the machine leaves to any prediction. `typical` compares the prediction with the median
-of a step's runs.
+The same steps are run several times, each run in an engine of its own, and predicted by a calibration just before it: a
+shared machine has another pace a minute later. `repeated` is how far a step of one run is from that step of the others:
+what the machine leaves to a prediction from afar. `typical` compares the medians of a step's runs.
 """
 
 import argparse
@@ -159,31 +159,38 @@ def run(config: EngineConfig, num_steps: int, journal: Path) -> list[int]:
     return taken
 
 
-def cell(model: str, scheme: str, calibrated_on: str, machine: SimulatedMachine, options: argparse.Namespace) -> Cell:
-    """Run steps, and compare each with its price."""
+def cell(names: tuple[str, str, str], config: EngineConfig, fitted: EngineConfig, options: argparse.Namespace) -> Cell:
+    """Calibrate, run steps, and compare each with its price; `names`: model, format and what is calibrated."""
+    machines: list[SimulatedMachine] = []
     runs: list[list[tuple[Load, Behind, float]]] = []
     taken: list[list[int]] = []
     for _ in range(options.runs):
+        calibrate(fitted)
+        machines.append(simulated_machine(config))
         with tempfile.TemporaryDirectory() as folder:
             journal = Path(folder) / "journal"
-            taken.append(run(machine.setup.config, options.steps, journal)[WARM:])
+            taken.append(run(config, options.steps, journal)[WARM:])
             runs.append(list(read_recording(journal).timed())[WARM:])
     loads, behind, _ = zip(*runs[0])
     assert all([load for load, *_ in each] == list(loads) for each in runs), "runs are seeded and greedy"
     measured_RN = np.array([[seconds for *_, seconds in each] for each in runs])
-    predicted_N = np.array([machine.step_time.seconds(*each) for each in zip(loads, behind)])
-    ratios_RN = predicted_N / measured_RN
+    predicted_RN = np.array([[m.step_time.seconds(*each) for each in zip(loads, behind)] for m in machines])
+    ratios_RN = predicted_RN / measured_RN
     decodes = np.array([load.num_tokens == len(load.spans) for load in loads])
     others_RN = [np.delete(measured_RN, number, axis=0) for number in range(options.runs)]
-    everything, typical = Errors.of(ratios_RN), Errors.of(predicted_N / np.median(measured_RN, axis=0))
+    everything, typical = (
+        Errors.of(ratios_RN),
+        Errors.of(np.median(predicted_RN, axis=0) / np.median(measured_RN, axis=0)),
+    )
     repeated = Errors.of(np.concatenate([others / one for one, others in zip(measured_RN, others_RN)]))
     assert everything is not None and typical is not None and repeated is not None
+    model, scheme, calibrated_on = names
     return Cell(
         model=model,
         format=scheme,
         calibrated_on=calibrated_on,
-        provenance=machine.provenance,
-        unfitted=sorted(machine.step_time.unfitted),
+        provenance=machines[-1].provenance,
+        unfitted=sorted(machines[-1].step_time.unfitted),
         median_step_ms=1e3 * float(np.median(measured_RN)),
         all=everything,
         repeated=repeated,
@@ -220,12 +227,10 @@ def main() -> None:
     cells: list[Cell] = []
     for scheme in options.formats:
         for model in (options.model, *options.held_out):
-            with folder_of(model) as folder:
-                config = config_of(folder, scheme, options.threads)
-                if model == options.model:
-                    calibrate(config)
-                name, fitted = (Path(each).name for each in (model, options.model))
-                cells.append(cell(name, scheme, fitted, simulated_machine(config), options))
+            with folder_of(model) as folder, folder_of(options.model) as other:
+                config, fitted = (config_of(each, scheme, options.threads) for each in (folder, other))
+                names = Path(model).name, scheme, Path(options.model).name
+                cells.append(cell(names, config, fitted, options))
     name = f"predict-{Path(options.model).name}"
     report = PredictReport(name=name, steps=options.steps, runs=options.runs, cells=cells)
     show(report)
