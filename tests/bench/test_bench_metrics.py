@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from ridgeline.bench.metrics import steady_state, summarize
@@ -143,3 +144,11 @@ def test_steady_state_by_hand():
 def test_a_burst_has_no_steady_state():
     assert steady_state(run_of(record(0, 0.0, [1.0]), record(1, 0.0, [2.0]))) is None
     assert steady_state(run_of(record(0, 0.0, [], end_s=1.0, error="x"))) is None
+
+
+def test_a_random_moment_falls_into_long_gaps_more_often():
+    gaps_s = [0.001] * 90 + [0.1] * 10
+    found = summarize(RunLog(records=[record(0, 0.0, np.cumsum([1.0, *gaps_s]).tolist())], duration_s=3.0, unsent=0))
+    moments_s = np.random.default_rng(0).uniform(0, sum(gaps_s), 100_000)
+    met_s = np.array(gaps_s)[np.searchsorted(np.cumsum(gaps_s), moments_s)]
+    assert found.latencies.itl_ms.mean_over_time == pytest.approx(1e3 * met_s.mean(), rel=0.01)

@@ -100,6 +100,17 @@ def test_a_simulation_adds_up_means():
     assert again.steps["run_s"] == pytest.approx(found.recording.steps["run_s"])
 
 
+def test_a_shorter_run_meets_all_of_a_recorded_pace():
+    machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1))
+    usual_s = run_simulated(machine, requests(4)).recording.steps["run_s"].sum()
+    slow_first = run_simulated(machine, requests(4), pace=lambda begin_s, s: 3 * s if begin_s < 1.5 * usual_s else s)
+    pace, took_s = RecordedPace(machine, slow_first.recording), slow_first.results.duration_s
+    assert pace(0.0, usual_s) == pytest.approx(took_s)
+    assert pace(0.0, usual_s / 2) > 0.7 * took_s  # its first half is slow
+    assert pace.within(0.5)(0.0, usual_s / 2) == pytest.approx(took_s / 2)
+    assert pace.within(0.5)(took_s / 2, usual_s / 2) == pytest.approx(took_s / 2)  # and again
+
+
 def test_steps_last_by_what_they_follow_as_their_recording_tells_it():
     machine = simulated_machine(EngineConfig.of("python-1m", num_threads=1, max_num_seqs=4))
     rest = Rest(1e-3, 1e-4, 1e-2, 1e-5, came_s=0.1, gone_s=1.0)

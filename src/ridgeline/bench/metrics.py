@@ -37,6 +37,11 @@ class Distribution:
     p99: float
     max: float
 
+    @property
+    def mean_over_time(self) -> float:
+        """The mean of values that follow each other, each counted by its length: what a random moment falls into."""
+        return self.mean + self.std**2 / self.mean if self.mean else 0.0
+
     def cells(self) -> Sequence[str]:
         """Return the cells of a table with the columns COLUMNS."""
         return [f"{getattr(self, name):.2f}" for name in COLUMNS]

@@ -17,7 +17,7 @@ from ridgeline.program.pricing import Load
 
 Area = Literal["machine", "batching", "memory", "precision", "speculation", "clients"]
 AREAS: tuple[Area, ...] = get_args(Area)
-Effect = Literal["requests end sooner", "the longest gaps between tokens are shorter", "more tokens a second"]
+Effect = Literal["requests end sooner", "gaps between tokens are shorter", "more tokens a second"]
 WAITS, STOLEN, RECOMPUTED, REPEATED, SAMPLING, LATE = 0.2, 0.05, 0.05, 0.1, 0.2, 0.1  # shares from which on it is wrong
 LOW_BUDGET = 256  # tokens: prompts in smaller steps read the weights for few tokens each
 BUDGET = 512  # tokens that streams beside prompts bear
@@ -339,7 +339,7 @@ def _loop_lag(e: Evidence) -> Sign | None:
     return Sign(evidence, flag, gain) if late_s > LATE * time_s else None
 
 
-_GAPS: Effect = "the longest gaps between tokens are shorter"
+_GAPS: Effect = "gaps between tokens are shorter"
 RULES: Sequence[Rule] = (
     Rule("no_native", "machine", "the reference backend computes", _no_native),
     Rule("isa", "machine", "not the widest instructions are used", _isa),

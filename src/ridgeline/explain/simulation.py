@@ -94,6 +94,10 @@ class RecordedPace:
         until_s = _passed(begin_s, self._at_s, self._predicted_s) + predicted_s
         return _passed(until_s, self._predicted_s, self._at_s) - begin_s
 
+    def within(self, share: float) -> Pace:
+        """Return the pace of a run that takes such a share of the recording's time, and meets all of it so."""
+        return lambda begin_s, predicted_s: share * self(begin_s / share, predicted_s / share)
+
 
 def _passed(at: float, ats_N: SecondsArray, values_N: SecondsArray) -> float:
     """Return the value at a point of a line that begins at 0 and is repeated behind its end."""
