@@ -37,8 +37,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.recording import Recording, read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
+from ridgeline.explain.pace import RecordedPace
 from ridgeline.explain.replaying import Replay, replay
-from ridgeline.explain.simulation import RecordedPace, run_simulated
+from ridgeline.explain.simulation import run_simulated
 
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
 Part = list[BenchRequest]

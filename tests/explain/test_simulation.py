@@ -19,7 +19,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.cost.efficiency import Rest
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.machine import simulated_machine
-from ridgeline.explain.simulation import RecordedPace, run_simulated
+from ridgeline.explain.pace import RecordedPace
+from ridgeline.explain.simulation import run_simulated
 
 MODEL = ("llama-3-8b", {"hardware": "h100-sxm"})
 

@@ -66,6 +66,7 @@ class StepTime:
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
         self._mean = 1.0 if calibration is None or is_limit else calibration.mean
+        self.pace = 1.0, 1.0  # of arithmetic, and of what moves bytes
 
     def mean_seconds(self, load: Load, behind: Behind) -> float:
         """Return the predicted seconds of such a step at the mean, for sums of many: half of them are shorter."""
@@ -94,6 +95,12 @@ class StepTime:
         """Return the same with something else around ops."""
         found = copy.copy(self)
         found.rest = rest
+        return found
+
+    def with_pace(self, compute: float, moving: float) -> "StepTime":
+        """Return the same where arithmetic, and what moves bytes, take so many times as long."""
+        found = copy.copy(self)
+        found.pace, found._fixed_s = (compute, moving), {}
         return found
 
     def _step(self, load: Load, behind: Behind, seconds: float = 0.0) -> TimedStep:
@@ -146,7 +153,8 @@ class StepTime:
         return total_s
 
     def _seconds(self, key: str, compute_s: float, moving_s: float, num_tokens: int) -> float:
-        known = self._calibration
+        known, (slower, later) = self._calibration, self.pace
+        compute_s, moving_s = slower * compute_s, later * moving_s
         found = None if known is None else known.predict(key, compute_s, moving_s, num_tokens)
         if found is None:
             self.unfitted.add(key)

@@ -18,10 +18,10 @@ from ridgeline.engine.recording import Recording, recording_of
 from ridgeline.explain.evidence import SAMPLES, Evidence
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import SimulatedMachine, recorded_machine, simulated_machine
+from ridgeline.explain.pace import RecordedPace, at_its_pace
 from ridgeline.explain.recorded_workload import RecordedWorkload
 from ridgeline.explain.replaying import REPLAYED
 from ridgeline.explain.rules import AREAS, AT_ONCE, DISTURBED, RULES, UNPRICED, Effect, Finding, Other, Rule, Sign
-from ridgeline.explain.simulation import RecordedPace
 
 HEAD = ("", "", "finding", "evidence", "change", "gain", "effect")
 FEW = 32  # steps that tell what of a machine is calibrated
@@ -160,7 +160,8 @@ class _Gains:
             then = workload.run(machine).results
         else:
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
-            machine = replace(machine, step_time=time.with_rest(was.step_time.rest))
+            time = time.with_rest(was.step_time.rest).with_pace(*was.step_time.pace)
+            machine = replace(machine, step_time=time)
             then = workload.run(machine, pace, most).results
             if then.duration_s < before.duration_s:  # else the beginning alone would tell the pace
                 then = workload.run(machine, pace.within(then.duration_s / before.duration_s), most).results
@@ -174,6 +175,7 @@ class _Gains:
             machine, recording = self._evidence.machine, self._evidence.recording
             time = machine.step_time.uncalibrated() if is_prior else machine.step_time
             fitted = replace(machine, step_time=time.fitted(recording.timed(SAMPLES), with_ops=False))
+            fitted = at_its_pace(fitted, recording)
             pace = RecordedPace(fitted, recording)
             results = self._workload.run(fitted, pace).results
             self._was[is_prior] = fitted, pace, results

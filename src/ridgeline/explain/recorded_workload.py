@@ -15,8 +15,9 @@ from ridgeline.engine.recording import Recording
 from ridgeline.explain.closed_loop import Users, users_of
 from ridgeline.explain.evidence import Evidence
 from ridgeline.explain.machine import SimulatedMachine
+from ridgeline.explain.pace import Pace, as_predicted
 from ridgeline.explain.replaying import TAIL, RecordedTokens, recorded_requests
-from ridgeline.explain.simulation import Pace, Simulation, as_predicted, run_simulated
+from ridgeline.explain.simulation import Simulation, run_simulated
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.load import Load
@@ -39,19 +38,13 @@ from ridgeline.engine.scheduler import Scheduler
 from ridgeline.explain.drafting import RIGHT, SimulatedDrafts, simulated_drafts
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
+from ridgeline.explain.pace import Pace, as_predicted
 from ridgeline.weights.folder import ModelFolder
 
 if TYPE_CHECKING:
     from ridgeline.engine.executor import StepObserver
 
 HEAD = ("", *COLUMNS)
-SecondsArray = npt.NDArray[np.float64]
-Pace = Callable[[float, float], float]  # when a step begins, and what is predicted of it: its seconds
-
-
-def as_predicted(begin_s: float, predicted_s: float) -> float:
-    """Return what is predicted."""
-    return predicted_s
 
 
 class FakeClock:
@@ -66,43 +59,6 @@ class FakeClock:
     def wait(self, until_s: float) -> None:
         """Let time pass."""
         self.now_s = max(self.now_s, until_s)
-
-
-class RecordedPace:
-    """Lets steps take as long as others, predicted to take as long, took at the same time of a recording.
-
-    So what else a machine does at a time makes many short steps, or few long ones, longer by as much in all. Where a
-    recording had no steps its mean counts; behind its end it comes again.
-    """
-
-    def __init__(self, machine: SimulatedMachine, recording: Recording) -> None:
-        steps, seconds = recording.steps, machine.step_time.mean_seconds
-        timed = list(recording.timed())
-        predicted_N = np.array([seconds(load, behind) for load, behind, _ in timed]) * steps["num_rounds"]
-        measured_N = np.array([measured_s for _, _, measured_s in timed]) * steps["num_rounds"]
-        end_N = steps["start_s"] + steps["plan_s"] + steps["run_s"]
-        if recording.setup is None or recording.setup.depth == 1:
-            end_N = end_N + steps["commit_s"] + steps["render_s"]
-        between_N = np.maximum(np.diff(end_N, prepend=recording.began_s) - measured_N, 0.0)
-        share = float(predicted_N.sum() / measured_N.sum())
-        # Two points a step: its beginning and its end.
-        self._at_s = np.append(0.0, np.cumsum(np.stack([between_N, measured_N], 1)))
-        self._predicted_s = np.append(0.0, np.cumsum(np.stack([between_N * share, predicted_N], 1)))
-
-    def __call__(self, begin_s: float, predicted_s: float) -> float:
-        """Return the seconds of a step that begins at `begin_s` of the recording."""
-        until_s = _passed(begin_s, self._at_s, self._predicted_s) + predicted_s
-        return _passed(until_s, self._predicted_s, self._at_s) - begin_s
-
-    def within(self, share: float) -> Pace:
-        """Return the pace of a run that takes such a share of the recording's time, and meets all of it so."""
-        return lambda begin_s, predicted_s: share * self(begin_s / share, predicted_s / share)
-
-
-def _passed(at: float, ats_N: SecondsArray, values_N: SecondsArray) -> float:
-    """Return the value at a point of a line that begins at 0 and is repeated behind its end."""
-    rounds, rest = divmod(at, float(ats_N[-1]))
-    return rounds * float(values_N[-1]) + float(np.interp(rest, ats_N, values_N))
 
 
 class PricedExecutor:
