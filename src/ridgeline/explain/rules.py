@@ -332,7 +332,8 @@ def _loop_lag(e: Evidence) -> Sign | None:
         return None
     late_s, time_s = (float(told[name][-1] - told[name][0]) for name in ("loop_lag_s", "time_s"))
     outputs, wait_s = e.recording.outputs, late_s / (len(told) - 1)
-    engine_s = float(outputs["latency_s"].mean()) - min(wait_s, float(np.nan_to_num(outputs["queue_s"]).mean()))
+    queue_s, latency_s = (float(np.nan_to_num(outputs[name]).mean()) for name in ("queue_s", "latency_s"))
+    engine_s = max(latency_s - min(wait_s, queue_s), 1e-3)  # all were given up in the queue
     flag = "take what blocks it off the event loop, or leave it a core: --num-threads"
     evidence = f"it is late {late_s / time_s:.0%} of the time, {1e3 * wait_s:,.0f} ms at the mean"
     gain = 1 + PASSAGES * wait_s / engine_s
