@@ -7,13 +7,13 @@ one ends it at once. SIGHUP reads again what may change while it serves.
 import asyncio
 import logging
 import os
-import random
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from types import FrameType
 
 import uvicorn
@@ -67,6 +67,7 @@ class DrainingServer(uvicorn.Server):
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._signalled = False
+        self._random = Random()
         self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,7 +94,7 @@ class DrainingServer(uvicorn.Server):
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
         engine, loop = self._service.engine, asyncio.get_running_loop()
         # Not at the tick, which would keep step with requests that come and block the loop as regularly.
-        due_s = loop.time() + random.uniform(0, TICK_S)
+        due_s = loop.time() + self._random.uniform(0, TICK_S)
         loop.call_at(due_s, lambda: self._service.metrics.tick(max(0.0, loop.time() - due_s)))
         if self.exit_code != ENGINE_EXIT and (why := engine.watch(self._service.settings.step_timeout_s)) is not None:
             log.critical("%s: open requests are told to retry, and the server ends", why)
