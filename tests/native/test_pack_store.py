@@ -194,7 +194,12 @@ def test_a_start_does_not_wait_for_its_pack(packs, model):
     opened.commit()
     held = weakref.ref(data)
     del data
-    assert fill(packs, model, value=6) is False, "another start does not wait either"
+    other = store(packs, model)
+    assert other.find("part") is None
+    other.add("part", part(7))
+    other.add("empty", part(0, 0))
+    other.commit()
+    assert [each.name for each in threading.enumerate()].count("pack-file") >= 1, "the first is being written still"
     waits.set()
     wait_for_packs()
     assert held() is None and fill(packs, model, value=7)
