@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.engine.recording import Recording
+from ridgeline.explain.evidence import SAMPLES
 from ridgeline.explain.machine import SimulatedMachine
 
 SecondsArray = npt.NDArray[np.float64]
 Pace = Callable[[float, float], float]  # when a step begins, and what is predicted of it: its seconds
 SOME = 0.05  # of the time that was predicted: with less of a bound nothing tells its pace
-SAMPLES = 512  # steps that tell it
 
 
 def as_predicted(begin_s: float, predicted_s: float) -> float:
